@@ -6,14 +6,12 @@ from typing import Final
 
 import typer
 
-from statekeep.backends.optional_powers import ListsTaskLogs
 from statekeep.checkpoint.log_reset import read_remains
-from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.cli.waiting import waiting
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import name_of_job, open_log_storage
+from statekeep.inspection.job import open_log_storage, tasks_with_logs
 
 _NUMBERED: Final = re.compile(r"Partition ([0-9]+)")
 
@@ -42,13 +40,8 @@ async def require_all_tasks(config: Config, names: Sequence[str], *, is_sure: bo
         waiting("looking for the tasks of the job", clock),
         open_log_storage(config, clock, task=names[0]) as storage,
     ):
-        factory = storage.factories[storage.log_backend]
-        if isinstance(factory, ListsTaskLogs):
-            job = name_of_job(config, names[0])
-            there = await factory.task_logs(job, MAIN_OPERATOR, storage.executor, storage.clock)
-            others = [task for task in there if task not in set(names)]
-        else:
-            others = _gaps(names)
+        there = await tasks_with_logs(config, storage)
+        others = _gaps(names) if there is None else [task for task in there if task not in names]
         left_out = [task for task in others if await _has_log(config, task)]
     if left_out:
         raise ConfigError(
@@ -56,9 +49,9 @@ async def require_all_tasks(config: Config, names: Sequence[str], *, is_sure: bo
             hint="name every task of the job with --task; `statekeep reset` removes one that the "
             "job no longer has",
         )
-    if not isinstance(factory, ListsTaskLogs) and not is_sure:
+    if there is None and not is_sure:
         typer.confirm(
-            f"Backend {factory.name} cannot say which tasks there are, and the state of one that is "
+            f"Backend {storage.log_backend} cannot say which tasks there are, and the state of one that is "
             f"not named is lost. Are these all of job {config.job.name}: {', '.join(names)}?",
             abort=True,
         )

@@ -1,4 +1,4 @@
-"""``statekeep state``: the committed state of a job on Spark, as rows."""
+"""``statekeep state``: the committed state of a job, as rows."""
 
 import sys
 from collections.abc import Generator
@@ -25,7 +25,7 @@ from statekeep.inspection.commit_choice import CommitChoice, parse_time
 from statekeep.restore.progress import RestoreProgressBar
 
 app = typer.Typer(
-    name="state", help="The committed state of a job on Spark, as rows.", no_args_is_help=True
+    name="state", help="The committed state of a job, as rows.", no_args_is_help=True
 )
 
 _SHOWN_ROWS: Final = 100
@@ -72,6 +72,14 @@ Operator = Annotated[
     ),
 ]
 
+Task = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Only this task, such as 'Partition 0'. In plain Python each has commits of its own.",
+    ),
+]
+
 
 @app.command()
 @shared_options
@@ -79,7 +87,8 @@ def read(
     variable: Annotated[
         str | None,
         typer.Argument(
-            help="The state variable, as init() of the processor names it.", show_default=False
+            help="The state variable, as init() of the processor names it; in plain Python the store.",
+            show_default=False,
         ),
     ] = None,
     *,
@@ -110,11 +119,12 @@ def read(
     as_of: AsOf = None,
     backend: Backend = None,
     operator: Operator = None,
+    task: Task = None,
     options: JobOptions,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read a state variable, or the timers.
+    """Read a state variable, the timers, or a store of a job in plain Python.
 
     Nothing is written where the job keeps its state, and the job may keep running.
     """
@@ -127,6 +137,7 @@ def read(
         since=None if since is None else CommitChoice(since),
         backend=backend,
         operator=operator,
+        task=task,
         columns=None if columns is None else tuple(columns.split(",")),
     )
     _show(request, form, output, key=key, is_full=is_full)
@@ -135,12 +146,14 @@ def read(
 @app.command()
 @shared_options
 def get(
-    variable: Annotated[str, typer.Argument(help="The state variable.")],
+    variable: Annotated[
+        str, typer.Argument(help="The state variable; in plain Python the store.")
+    ],
     key: Annotated[
         str,
         typer.Argument(
             help="The grouping key: the text or the number, or a JSON array with a value for each "
-            "field.",
+            "field; in plain Python the bytes in hexadecimal.",
         ),
     ],
     *,
@@ -149,13 +162,14 @@ def get(
     as_of: AsOf = None,
     backend: Backend = None,
     operator: Operator = None,
+    task: Task = None,
     options: JobOptions,
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one key has in a variable.
+    """Show what one key has in a variable, or in a store of a job in plain Python.
 
-    The task of the key is restored, and at most one other.
+    On Spark the task of the key is restored, and at most one other; in plain Python all tasks, or that of --task.
     """
     request = _request(
         options.settings(),
@@ -165,6 +179,7 @@ def get(
         since=None,
         backend=backend,
         operator=operator,
+        task=task,
         columns=None,
     )
     _show(request, Format.JSON if as_json else Format.TABLE, None, key=key, is_full=is_full)

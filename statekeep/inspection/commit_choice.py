@@ -8,7 +8,7 @@ from statekeep.checkpoint.checkpoints import CheckpointId
 from statekeep.checkpoint.log_view import CommitEntry
 from statekeep.checkpoint.records import CommitRecord
 from statekeep.errors import ConfigError
-from statekeep.inspection.job import InspectedJob
+from statekeep.inspection.job import OTHER_NAME, InspectedJob
 
 _LISTED = "`statekeep checkpoints list` shows what is retained"
 
@@ -30,6 +30,11 @@ class CommitChoice:
                 "the commit is named more than once",
                 hint="give one of its name, its batch and a time",
             )
+
+    @property
+    def is_of_one_log(self) -> bool:
+        """Whether it is of one log alone: every log counts its positions, ids and batches by itself."""
+        return self.batch is not None or OTHER_NAME.fullmatch(self.name or "") is not None
 
     def find(self, job: InspectedJob) -> tuple[int, CommitRecord]:
         """Return the commit with its position.

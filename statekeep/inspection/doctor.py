@@ -5,17 +5,15 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Awaitable, Iterator, Sequence
+from collections.abc import Awaitable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, Literal
 
 from statekeep.backends.base import StateBackendAdmin
-from statekeep.backends.optional_powers import ListsTaskLogs
 from statekeep.backends.registry import BackendRegistry
 from statekeep.checkpoint.log_reader import LogReader
-from statekeep.checkpoint.names import MAIN_OPERATOR
 from statekeep.clock import Clock
 from statekeep.config.model import Config
 from statekeep.errors import (
@@ -165,7 +163,7 @@ async def _log(config: Config, storage: LogStorage, task: str | None) -> Check:
     reader = LogReader(storage.log)
     try:
         if not await storage.log.is_there() or not await reader.catch_up():
-            if task is None and (tasks := await _tasks_with_logs(config, storage)):
+            if task is None and (tasks := await tasks_with_logs(config, storage)):
                 found = f"a log for each task, as in plain Python: {', '.join(tasks)}"
                 return Check(what, "warn", found, "look at one of them with --task")
             (elsewhere,) = no_such_job(config, storage.log_backend, task).hints
@@ -179,14 +177,6 @@ async def _log(config: Config, storage: LogStorage, task: str | None) -> Check:
     view = reader.view
     found = f"readable, epoch {view.epoch}, {len(view.commits)} commits to restore from"
     return Check(what, "ok", found)
-
-
-async def _tasks_with_logs(config: Config, storage: LogStorage) -> Sequence[str]:
-    factory = storage.factories[storage.log_backend]
-    if not isinstance(factory, ListsTaskLogs):
-        return ()
-    job = config.job.instance_name
-    return await factory.task_logs(job, MAIN_OPERATOR, storage.executor, storage.clock)
 
 
 async def _history(config: Config, clock: Clock, task: str | None) -> list[Check]:

@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mappi
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from statekeep.backends.base import StateBackendFactory
+from statekeep.backends.optional_powers import ListsTaskLogs
 from statekeep.backends.registry import BackendRegistry
 from statekeep.backends.seals import open_checkpoint_store, open_job_log
 from statekeep.checkpoint.checkpoints import BackendName, CheckpointV2, StoreName, TaskName
@@ -33,8 +34,13 @@ from statekeep.restore.manager import RestoreOutcome
 _THREADS: Final = 16
 _ABANDONED_AFTER_S: Final = 3.0
 """Enough to end well where a service answers."""
-_OTHER_NAME: Final = re.compile(r"[0-9]+(-[0-9]+)?")
+OTHER_NAME: Final = re.compile(r"[0-9]+(-[0-9]+)?")
 """A position or a checkpoint id, by which a commit may be named too."""
+
+
+class NoSuchJobError(ConfigError):
+    """Raised when there is no log of the job, or of its task, where it is looked for."""
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +216,7 @@ def check_pin_name(name: str) -> None:
     Raises:
         ConfigError: It means something else, or is one of our own.
     """
-    if name.startswith((HOLD_PREFIX, CLONE_PREFIX)) or _OTHER_NAME.fullmatch(name):
+    if name.startswith((HOLD_PREFIX, CLONE_PREFIX)) or OTHER_NAME.fullmatch(name):
         raise ConfigError(
             f"no commit can be kept under this name: name={name}",
             hint="choose one that is not a position or checkpoint id and does not begin with "
@@ -269,8 +275,14 @@ async def _log_storage(
         await log.close()
 
 
-OpenJob = Callable[[Config, Clock], AbstractAsyncContextManager[InspectedJob]]
-"""`open_job`, or one that says meanwhile that the log is read."""
+class OpenJob(Protocol):
+    """`open_job`, or one that says meanwhile that the log is read."""
+
+    def __call__(
+        self, config: Config, clock: Clock, *, task: str | None = None
+    ) -> AbstractAsyncContextManager[InspectedJob]:
+        """Open a job."""
+        ...
 
 
 @asynccontextmanager
@@ -326,6 +338,20 @@ async def read_log(
     return reader
 
 
+async def tasks_with_logs(config: Config, storage: LogStorage) -> Sequence[str] | None:
+    """Return the tasks of a job in plain Python that have a log; None if the backend cannot say.
+
+    Raises:
+        ConfigError: The storage refuses us.
+        RetriableError: The service may answer later.
+    """
+    factory = storage.factories[storage.log_backend]
+    if not isinstance(factory, ListsTaskLogs):
+        return None
+    job = config.job.instance_name
+    return await factory.task_logs(job, MAIN_OPERATOR, storage.executor, storage.clock)
+
+
 def name_of_job(config: Config, task: str | None) -> str:
     """Return the name under which a job keeps its state: on Spark (no task) and in plain Python."""
     return config.job.name if task is None else config.job.instance_name
@@ -353,7 +379,7 @@ def _log_backend(
     )
 
 
-def no_such_job(config: Config, log_backend: BackendName, task: str | None) -> ConfigError:
+def no_such_job(config: Config, log_backend: BackendName, task: str | None) -> NoSuchJobError:
     """Return the error of a job whose log is not there, with where else it may be."""
     of_task = ""
     other = (
@@ -365,7 +391,7 @@ def no_such_job(config: Config, log_backend: BackendName, task: str | None) -> C
     )
     if task is not None:
         of_task, other = f" task={task}", "a job on Spark has one log for all tasks: name none"
-    return ConfigError(
+    return NoSuchJobError(
         f"the job has no log here: job={config.job.name}{of_task} backend={log_backend}",
         key="job.name",
         hint=f"check job.name, job.log.backend and the uri of the backend; {other}",

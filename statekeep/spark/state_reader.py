@@ -17,7 +17,7 @@ def read_state(
     variable: str | None = None,
     *,
     timers: bool = False,
-    key: Sequence[Any] | Mapping[str, Any] | str | int | None = None,
+    key: Sequence[Any] | Mapping[str, Any] | str | bytes | int | None = None,
     columns: Sequence[str] | None = None,
     commit: str | int | None = None,
     batch: int | None = None,
@@ -25,8 +25,9 @@ def read_state(
     changes_since: str | int | None = None,
     backend: str | None = None,
     operator: str | None = None,
+    task: str | None = None,
 ) -> pa.Table:
-    """Return the committed state of a variable as an Arrow table.
+    """Return the committed state of a variable, or in plain Python of a store, as an Arrow table.
 
     Each task's backup is restored to a temporary directory, verified, and read. Nothing of the job's
     is written or locked, and the job may go on meanwhile. Works in a notebook too. PySpark must be
@@ -41,15 +42,19 @@ def read_state(
     - ``expiration_timestamp_ms`` of a timer, or where the variable has ``ttlDurationMs``. What has
       outlived its time is there until a batch has removed it.
 
+    Of a store in plain Python they are ``key`` and ``value``, which are bytes, and ``task``, the name of the
+    task. Each task has commits of its own, and without a choice its newest one is read.
+
     A change feed begins with ``change_type``: ``insert``, ``update`` or ``delete``. A row that is deleted is
     shown as it was, any other as it is now.
 
     Args:
         settings: Names the job and its backends, as the query has them.
-        variable: The state variable's name.
+        variable: The state variable's name; in plain Python the store's.
         timers: Read the timers instead.
         key: One grouping key: its values, in a mapping or a sequence, or the value of its one field.
-            Its task alone is restored. A timestamp without a zone is in UTC.
+            Its task alone is restored. A timestamp without a zone is in UTC. In plain Python bytes, which
+            every task is asked for.
         columns: The columns to read; None: all. Values are not decoded if their column is left out.
         commit: A commit's position, checkpoint id or pin, or a savepoint's name; None: the newest.
         batch: Or the batch that the commit is of.
@@ -57,9 +62,11 @@ def read_state(
         changes_since: Read what has changed between this commit, named as by ``commit``, and the other.
         backend: The only backend to restore from; None: those of the settings, in their order.
         operator: The stateful operator; None: the job's only one.
+        task: The only task to read, such as ``Partition 0``. In plain Python a position, a checkpoint id
+            and a batch mean a commit only together with it.
 
     Raises:
-        ConfigError: There is no such job, variable, commit, column, backend or operator; the key does not
+        ConfigError: There is no such job, variable, commit, column, backend, operator or task; the key does not
             fit; or the commit was released meanwhile.
         RestoreFailedError: No backend can give the state.
     """
@@ -75,6 +82,7 @@ def read_state(
         operator,
         backend,
         None if columns is None else tuple(columns),
+        task,
     )
 
     def narrow(plan: StatePlan) -> StatePlan:

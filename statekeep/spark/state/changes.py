@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from typing import Final
 
-from statekeep.spark.state.variable import StateRow, StoredRows
+from statekeep.spark.state.store import Rows
+from statekeep.spark.state.variable import StateRow
 
 INSERT: Final = "insert"
 UPDATE: Final = "update"
@@ -13,7 +14,7 @@ _Entry = tuple[bytes, bytes]
 
 
 def changed_rows(
-    old: StoredRows | None, new: StoredRows | None, front: bytes
+    old: Rows | None, new: Rows | None, front: bytes | None
 ) -> Iterator[tuple[str, StateRow]]:
     """Yield every row that differs, with the kind of change, in order of the encoded key.
 
@@ -22,7 +23,7 @@ def changed_rows(
     Args:
         old: None: the task had no such variable.
         new: None: it has none now.
-        front: What the keys begin with that are compared.
+        front: The key that is compared, as `TaskPart.front`.
     """
     # The same bytes are the same rows only if their schemas have the same numbers.
     is_comparable = old is not None and new is not None and old.schemas == new.schemas
@@ -41,11 +42,11 @@ def changed_rows(
                 yield DELETE, row
 
 
-def _entries(rows: StoredRows | None, front: bytes) -> Iterator[_Entry]:
+def _entries(rows: Rows | None, front: bytes | None) -> Iterator[_Entry]:
     return iter(()) if rows is None else rows.entries(front)
 
 
-def _by_position(rows: StoredRows | None, entry: _Entry | None) -> dict[int, StateRow]:
+def _by_position(rows: Rows | None, entry: _Entry | None) -> dict[int, StateRow]:
     """Return the rows of an entry: those of a list by position, the only one of any other."""
     if rows is None or entry is None:
         return {}

@@ -104,12 +104,12 @@ def typed_rows(
     """
 
     def give(plan: StatePlan) -> Iterator[StateRow]:
-        declared = plan.table.declared
+        declared = plan.variable.declared
         is_map = declared.map_key_schema is not None
         if (map_key is not None and not is_map) or (is_map and map_key is None and not is_deletion):
             raise ConfigError(
                 "a map key is needed for a map, and only for a map: "
-                f"variable={plan.table.name} kind={declared.kind}",
+                f"variable={plan.variable.name} kind={declared.kind}",
                 hint="give --map-key for a map, and leave it out otherwise",
             )
         found = parse_fields(key, plan.table.keys)
@@ -154,7 +154,7 @@ def _parts(
         ConfigError: One is missing, or unknown.
     """
     known: dict[str, tuple[StructField, Part]] = {
-        column[0].name: column for column in plan.table.columns
+        column[0].name: column for column in plan.variable.columns
     }
     unknown = [name for name in names if name not in {*known, PARTITION}]
     if unknown:
@@ -162,9 +162,9 @@ def _parts(
             f"no such column: column={unknown[0]} columns={','.join(known)}",
             hint=nearest_hint(unknown[0], known, "name the columns as read_state does"),
         )
-    if is_deletion and plan.table.declared.kind == "list" and _POSITION in names:
+    if is_deletion and plan.variable.declared.kind == "list" and _POSITION in names:
         raise ConfigError(
-            f"a deletion removes whole lists: variable={plan.table.name} column={_POSITION}",
+            f"a deletion removes whole lists: variable={plan.variable.name} column={_POSITION}",
             hint="leave the column out; to delete elements, put the list without them",
         )
     optional = {"time_ms"} | ({"within"} if is_deletion else set())
@@ -194,7 +194,7 @@ def _row(
                 values[part] = (None,) if value is None else value
             elif value is None and part == "within":
                 raise ConfigError(
-                    f"a key within a map is null: variable={plan.table.name} column={name}",
+                    f"a key within a map is null: variable={plan.variable.name} column={name}",
                     hint="name the entry; to delete whole maps, leave the column out",
                 )
             elif value is not None or part == "value":
@@ -218,7 +218,7 @@ def _fields(plan: StatePlan, what: str, schema: StructType, given: object) -> tu
     missing = [name for name in names if name not in by_name]
     if unknown or missing:
         error = StateSchemaError(
-            f"{what} does not fit the state variable: variable={plan.table.name} "
+            f"{what} does not fit the state variable: variable={plan.variable.name} "
             f"field={(unknown or missing)[0]} expected={schema.simpleString()} "
             f"missing={','.join(missing)} unknown={','.join(unknown)}"
         )

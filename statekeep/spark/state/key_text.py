@@ -71,7 +71,7 @@ def parse_fields(text: str, schema: StructType, what: str = "key") -> Any:  # no
             f"the {what} cannot be read: {what.replace(' ', '_')}={text!r} "
             f"expected={schema.simpleString()} reason={exc}",
             hint="write it as JSON: a value, or an array with a value for each field, such as"
-            ' ["a", 1]; dates and times as "2026-01-31" and "2026-01-31T12:00:00Z"',
+            ' ["a", 1]; dates and times as "2026-01-31" and "2026-01-31T12:00:00Z", bytes in hexadecimal',
         ) from None
 
 

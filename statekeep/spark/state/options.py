@@ -25,6 +25,7 @@ _KNOWN: Final = (
     "readRegisteredTimers",
     "key",
     "operator",
+    "task",
     "commit",
     "batchId",
     "asOf",
@@ -86,6 +87,7 @@ def request_of(options: Mapping[str, str]) -> StateRequest:
         read.text("operator"),
         read.text("backend"),
         None if columns is None else tuple(name.strip() for name in columns.split(",")),
+        read.text("task"),
     )
 
 

@@ -18,9 +18,10 @@ from statekeep.inspection.task_restore import Progress
 from statekeep.spark.operator.columns import BATCH_ROWS, arrow_schema, record_batch
 from statekeep.spark.own_loop import run_apart
 from statekeep.spark.state.changes import changed_rows
-from statekeep.spark.state.plan import Shown, StatePlan, StateRequest, TaskPart, plan_state
+from statekeep.spark.state.plan import StatePlan, StateRequest, TaskPart, plan_state
 from statekeep.spark.state.restored import BEFORE, NOW, SCRATCH, RestoredTask
-from statekeep.spark.state.variable import StateRow, StoredRows
+from statekeep.spark.state.store import Rows
+from statekeep.spark.state.variable import Shown, StateRow
 from statekeep.stores.temporary_directory import temporary_directory
 
 _Row = tuple[str | None, StateRow]
@@ -88,22 +89,11 @@ def read_parts(
 async def _restore(
     plan: StatePlan, parts: Sequence[TaskPart], directory: Path, on_progress: Progress
 ) -> Sequence[_Sides]:
-    config = plan.request.config
-    try:
-        async with open_log_storage(config, SystemClock()) as storage:
-            return await run_all(
-                _restore_sides(plan, part, storage, directory, on_progress) for part in parts
-            )
-    except RestoreFailedError as exc:
-        async with open_job(config, SystemClock()) as job:
-            released = [p for p in plan.positions if p not in job.view.commits]
-        if released:
-            raise ConfigError(
-                f"the job has released the commit while it was read: commit={released[0]}",
-                hint="read again; `statekeep savepoint create NAME --live` keeps a commit for as"
-                " long as it is needed",
-            ) from exc
-        raise
+    log = parts[0].log
+    async with open_log_storage(plan.request.config, SystemClock(), task=log) as storage:
+        return await run_all(
+            _restore_sides(plan, part, storage, directory, on_progress) for part in parts
+        )
 
 
 async def _restore_sides(
@@ -122,8 +112,19 @@ async def _restore_sides(
             on_progress=on_progress,
         )
 
-    now = await restore(part.commit, NOW)
-    return now, None if part.since is None else await restore(part.since, BEFORE)
+    try:
+        now = await restore(part.commit, NOW)
+        return now, None if part.since is None else await restore(part.since, BEFORE)
+    except RestoreFailedError as exc:
+        async with open_job(plan.request.config, SystemClock(), task=part.log) as job:
+            released = [p for p in part.positions if p not in job.view.commits]
+        if released:
+            raise ConfigError(
+                f"the job has released the commit while it was read: commit={released[0]}",
+                hint="read again; `statekeep savepoint create NAME --live` keeps a commit for as"
+                " long as it is needed",
+            ) from exc
+        raise
 
 
 def _rows(plan: StatePlan, part: TaskPart, sides: _Sides) -> Iterator[_Row]:
@@ -132,7 +133,7 @@ def _rows(plan: StatePlan, part: TaskPart, sides: _Sides) -> Iterator[_Row]:
     has_values = is_feed or any(shown == "value" for _, shown in plan.columns)
     with ExitStack() as stack:
 
-        def open_rows(task: RestoredTask) -> StoredRows | None:
+        def open_rows(task: RestoredTask) -> Rows | None:
             store = stack.enter_context(task.store())
             return plan.table.open(store, has_values=has_values)
 
@@ -150,14 +151,14 @@ def _batches(plan: StatePlan, part: TaskPart, rows: Iterator[_Row]) -> Iterator[
     schema = plan.schema
     shown: list[Shown] = [what for _, what in plan.columns]
     while chunk := list(islice(rows, BATCH_ROWS)):
-        columns = [_column(chunk, what, part.partition) for what in shown]
+        columns = [_column(chunk, what, part) for what in shown]
         yield record_batch(schema, columns)
 
 
-def _column(rows: Sequence[_Row], shown: Shown, partition: int) -> list[Any]:
+def _column(rows: Sequence[_Row], shown: Shown, part: TaskPart) -> list[Any]:
     match shown:
-        case "partition":
-            return [partition] * len(rows)
+        case "partition" | "task":
+            return [getattr(part, shown)] * len(rows)
         case "change":
             return [change for change, _ in rows]
         case _:

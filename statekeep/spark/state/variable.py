@@ -45,15 +45,17 @@ _TIME: Final = StructField("expiration_timestamp_ms", LongType())
 
 Part = Literal["key", "within", "value", "time_ms"]
 """What of a `StateRow` a column shows."""
+Shown = Part | Literal["partition", "task", "change"]
+"""What a column shows: of a row, or where it is from, or what has happened to it."""
 
 
 class StateRow(NamedTuple):
-    """One value of a variable, or one timer."""
+    """One value of a variable, one timer, or one entry of a store in plain Python, which is bytes."""
 
-    key: tuple[Any, ...]
+    key: tuple[Any, ...] | bytes
     within: Any = None
     """The key within a map as a tuple, or the position in a list."""
-    value: tuple[Any, ...] | None = None
+    value: tuple[Any, ...] | bytes | None = None
     """None for a timer, and where values are not asked for."""
     time_ms: int | None = None
     """When a value ends or a timer fires; None for a value without an end."""
@@ -160,10 +162,10 @@ class StoredRows:
         """The schemas that entries may have, by number."""
         return self._variable.schemas
 
-    def entries(self, front: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield the stored entries whose key begins so; keys without the id of the variable."""
+    def entries(self, front: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the stored entries whose key begins so, or all; keys without the id of the variable."""
         prefix = self._variable.prefix
-        for key, data in self._store.scan(prefix + front):
+        for key, data in self._store.scan(prefix + (front or b"")):
             yield key[len(prefix) :], data
 
     def rows(self, key: bytes, data: bytes) -> Iterator[StateRow]:

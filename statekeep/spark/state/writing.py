@@ -35,6 +35,7 @@ from statekeep.spark.operator.timers import TIMER_NAMES
 from statekeep.spark.operator.variables import KeyCursor
 from statekeep.spark.state.keys import KeyRouter
 from statekeep.spark.state.plan import StatePlan, StateRequest, plan_state
+from statekeep.spark.state.store import ByteKeys
 from statekeep.spark.state.variable import StateRow
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.variable_stores import VariableStores
@@ -87,13 +88,13 @@ async def write_rows(
     rows = _by_task(plan, request)
     async with open_it(config, SystemClock()) as job:
         position, commit = await find_changeable(job, changing)
-        if position != plan.positions[0]:
+        if position != plan.parts[0].positions[0]:
             raise ConfigError(
                 f"the job has committed meanwhile, and nothing is changed: commit={position}",
                 hint="stop the job, then try again",
             )
         edit = _Edit(
-            request, plan, commit, _clock_of(commit) if plan.table.declared.expires else None
+            request, plan, commit, _clock_of(commit) if plan.variable.declared.expires else None
         )
         keys = sum(len(found) for found in rows.values())
         change = StateChange(
@@ -124,7 +125,7 @@ def open_in(work: WorkDirectory, store: StoreName, config: Config) -> KeyValueSt
     return work.open_store(store, settings.factory, RocksDbOptions.of(settings))
 
 
-def task_of_key(router: KeyRouter, front: bytes) -> TaskName:
+def task_of_key(router: KeyRouter | ByteKeys, front: bytes) -> TaskName:
     """Return the task of an encoded key.
 
     Raises:
@@ -145,7 +146,7 @@ def _by_task(plan: StatePlan, request: WriteRequest) -> Mapping[TaskName, _Rows]
     for row in request.rows(plan):
         front = plan.router.encode(row.key)
         if request.kind == PUT:
-            _check_end(row, request, expires=plan.table.declared.expires)
+            _check_end(row, request, expires=plan.variable.declared.expires)
         task = task_of_key(plan.router, front)
         found.setdefault(task, {}).setdefault(front, []).append(row)
     part_of = _part_of(plan)
@@ -156,14 +157,14 @@ def _by_task(plan: StatePlan, request: WriteRequest) -> Mapping[TaskName, _Rows]
                     f"the key is given twice: variable={request.variable} key={key_rows[0].key!r}",
                     hint="give each key, each position of a list and each key of a map once",
                 )
-            if request.kind == PUT and plan.table.declared.kind == "list":
+            if request.kind == PUT and plan.variable.declared.kind == "list":
                 _check_positions(key_rows, request)
     return found
 
 
 def _part_of(plan: StatePlan) -> Callable[[StateRow], object]:
     """Return what tells the rows of one grouping key apart: a key within a map as it is stored."""
-    declared = plan.table.declared
+    declared = plan.variable.declared
     if declared.map_key_schema is None:
         return lambda row: None if declared.kind == "value" else repr(row.within)
     schema = read_schema(declared.map_key_schema)
@@ -247,7 +248,7 @@ class _Edit:
         codec = KeyCodec(self.plan.table.keys)
         for front, key_rows in sorted(rows.items()):
             ordered = key_rows
-            if self.plan.table.declared.kind == "list":
+            if self.plan.variable.declared.kind == "list":
                 ordered = sorted(key_rows, key=lambda row: cast("int", row.within or 0))
             for number, (end_ms, run) in enumerate(groupby(ordered, self._end_of)):
                 if end_ms not in variables:
@@ -287,8 +288,8 @@ class _Variable:
         cls, edit: _Edit, stores: Mapping[StoreName, KeyValueStore], end_ms: int | None
     ) -> "_Variable":
         """Declare the variable as the processor's ``init`` does."""
-        plan, declared = edit.plan, edit.plan.table.declared
-        name, schema = plan.table.name, read_schema(declared.schema)
+        plan, declared = edit.plan, edit.plan.variable.declared
+        name, schema = plan.variable.name, read_schema(declared.schema)
         others = dict(stores)
         main = others.pop(STATE_STORE)
         ttl_ms: int | None = None
