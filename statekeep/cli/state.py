@@ -24,9 +24,7 @@ from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.commit_choice import CommitChoice, parse_time
 from statekeep.restore.progress import RestoreProgressBar
 
-app = typer.Typer(
-    name="state", help="The committed state of a job, as rows.", no_args_is_help=True
-)
+app = typer.Typer(name="state", help="The committed state of a job, as rows.", no_args_is_help=True)
 
 _SHOWN_ROWS: Final = 100
 """Rows that people see; files have all of them."""
@@ -124,9 +122,9 @@ def read(
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read a state variable, the timers, or a store of a job in plain Python.
+    """Read a state variable, the timers, or a store.
 
-    Nothing is written where the job keeps its state, and the job may keep running.
+    A store of a job in plain Python; on Spark stores have variables. Nothing is written where the job keeps its state, and the job may keep running.
     """
     form = Format.JSON if as_json else form
     request = _request(
@@ -146,9 +144,7 @@ def read(
 @app.command()
 @shared_options
 def get(
-    variable: Annotated[
-        str, typer.Argument(help="The state variable; in plain Python the store.")
-    ],
+    variable: Annotated[str, typer.Argument(help="The state variable; in plain Python the store.")],
     key: Annotated[
         str,
         typer.Argument(
@@ -167,7 +163,7 @@ def get(
     is_full: IsFull = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what one key has in a variable, or in a store of a job in plain Python.
+    """Show what one key has in a variable or store.
 
     On Spark the task of the key is restored, and at most one other; in plain Python all tasks, or that of --task.
     """

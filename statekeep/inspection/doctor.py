@@ -26,7 +26,7 @@ from statekeep.errors import (
 from statekeep.inspection.findings import Level, findings_of
 from statekeep.inspection.history import JobHistory
 from statekeep.inspection.history_watch import watch_history
-from statekeep.inspection.job import LogStorage, no_such_job, open_log_storage
+from statekeep.inspection.job import LogStorage, no_such_job, open_log_storage, tasks_with_logs
 from statekeep.stores.local_files import LOCAL_DIR_KEY
 
 Status = Literal["ok", "warn", "fail"]

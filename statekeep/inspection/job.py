@@ -42,7 +42,6 @@ class NoSuchJobError(ConfigError):
     """Raised when there is no log of the job, or of its task, where it is looked for."""
 
 
-
 @dataclass(frozen=True, slots=True)
 class LogStorage:
     """Where the log of a job, or of one task, is or will be, and the backends beside it."""

@@ -1,5 +1,6 @@
 """Committed state as a DataFrame, read by the executors of a session."""
 
+import asyncio
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -7,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from cli_kit import commit_numbers, job_settings
 from conftest import PARTITIONS, Stream
 from processors import OfEveryKind
 from pyspark.errors import AnalysisException
@@ -161,6 +163,24 @@ def test_the_frame_is_the_table_of_read_state(job: Stream) -> None:
     counts: Any = load(job, "count").toPandas()
     found = {row.key["key"]: tuple(row.value.values()) for row in counts.itertuples()}
     assert found == job.expected(BATCHES)
+
+
+def test_a_store_of_a_job_in_plain_python_is_a_frame_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    sk.register(spark)
+    for task in ("Partition 0", "totals"):
+        asyncio.run(commit_numbers(tmp_path, [1, 2, 3], name=task))
+    reader = spark.read.format("statekeep").options(**job_settings(tmp_path))
+    frame = reader.option("stateVarName", "counts").load()
+    assert frame.schema.simpleString() == "struct<key:binary,value:binary,task:string>"
+    assert frame.rdd.getNumPartitions() == 2
+    expected = {
+        (b"key-%d" % n, b"%d" % n, task) for n in (1, 2, 3) for task in ("Partition 0", "totals")
+    }
+    assert {(bytes(row.key), bytes(row.value), row.task) for row in frame.collect()} == expected
+    one = reader.options(key=b"key-2".hex(), task="totals").load()
+    assert [(bytes(row.value), row.task) for row in one.collect()] == [(b"2", "totals")]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ PROGRAMS = {
         ("What has changed", ON_SPARK),
         ("As a DataFrame", ON_SPARK),
         ("A query without settings", ON_SPARK),
+        ("A job in plain Python", "tests/unit/state/test_plain_state.py"),
     },
     "docs/how-to/change-state.md": {
         ("", CHANGES),

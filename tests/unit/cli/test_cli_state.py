@@ -1,4 +1,4 @@
-"""``statekeep state``: rows for people and for programs, of a job on Spark."""
+"""``statekeep state``: rows for people and for programs."""
 
 import asyncio
 import csv
@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cli_kit import CommandLine
+from cli_kit import TASK, CommandLine, commit_numbers, job_settings
 from spark_job_kit import CONTENT, IN_STORES, TASKS, make_job, settings, task_of
 
 import statekeep as sk
@@ -130,6 +130,68 @@ def test_a_reading_that_fails_leaves_no_file(statekeep: CommandLine, tmp_path: P
     line = f"state read cuont --format csv --output {tmp_path}/rows.csv"
     assert statekeep(line).status == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> CommandLine:
+    """A job of two tasks in plain Python."""
+    for task in (TASK, "totals"):
+        asyncio.run(commit_numbers(tmp_path, [1, 2, 3], name=task))
+    config = tmp_path / "job.properties"
+    config.write_text("".join(f"{key}={text}\n" for key, text in job_settings(tmp_path).items()))
+    return CommandLine(config, monkeypatch, capsys)
+
+
+@pytest.mark.parametrize("form", ["json", "csv", "arrow", "parquet"])
+def test_a_store_in_plain_python_is_read_in_every_format(plain: CommandLine, form: str) -> None:
+    path = plain.config.with_name(f"rows.{form}")
+    done = plain(f"state read counts --format {form} --output {path}")
+    assert (done.status, done.out, done.err) == (0, "", "")
+    rows = [(b"key-%d" % n, b"%d" % n, task) for task in (TASK, "totals") for n in (1, 2, 3)]
+    as_text = [[key.hex(), value.hex(), task] for key, value, task in rows]
+    match form:
+        case "json":
+            assert [list(row.values()) for row in json.loads(path.read_text())] == as_text
+        case "csv":
+            with path.open(newline="") as file:
+                assert list(csv.reader(file)) == [["key", "value", "task"], *as_text]
+        case "arrow":
+            read = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
+            assert [tuple(row.values()) for row in read] == rows
+        case _:
+            assert [tuple(row.values()) for row in pq.read_table(path).to_pylist()] == rows
+
+
+def test_one_key_of_a_store_in_plain_python_is_shown(plain: CommandLine) -> None:
+    key = b"key-2".hex()
+    shown = plain(f"state get counts {key} --task totals").out.splitlines()
+    assert [line.split() for line in shown] == [["key", "value", "task"], [key, "32", "totals"]]
+    row = {"key": key, "value": "32"}
+    tasks = [row | {"task": TASK}, row | {"task": "totals"}]
+    assert plain(f"state get counts {key} --json").json == tasks
+    assert plain("state get counts 00").out == "no rows\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("state read cuonts", "did you mean 'counts'?"),
+        ("state read counts --task total", "did you mean 'totals'?"),
+        ("state get counts key-1", "bytes in hexadecimal"),
+        ("state read counts --commit 3", "name one task"),
+        ("state read --timers", "a job in plain Python has no timers"),
+        ("state put counts 00 01 --reason test --yes", "let the program change its stores"),
+        ("state delete counts 00 --reason test --yes", "let the program change its stores"),
+    ],
+)
+def test_a_mistake_about_plain_python_is_an_error_with_a_remedy(
+    plain: CommandLine, line: str, told: str
+) -> None:
+    done = plain(line)
+    assert (done.status, done.out) == (2, "")
+    assert told in " ".join(done.err.split())
 
 
 def test_values_of_every_type_are_json_and_csv() -> None:

@@ -1,16 +1,18 @@
 """The committed stores of jobs in plain Python: every task, one key, at a commit, and what is wrong."""
 
 import asyncio
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from cli_kit import job_settings
+from cli_kit import CommandLine, job_settings
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_kit import memory_store
+from pages_kit import block, commands
 
 import statekeep as sk
 from statekeep.backends.memory import forget_place
@@ -94,9 +96,7 @@ def batch_of(given: Mapping[str, str], task: str, name: str) -> int:
 
 def test_every_task_is_read_at_its_newest_commit(job: dict[str, str]) -> None:
     rows = sk.read_state(job, "counts")
-    assert rows.schema == pa.schema(
-        {"key": pa.binary(), "value": pa.binary(), "task": pa.string()}
-    )
+    assert rows.schema == pa.schema({"key": pa.binary(), "value": pa.binary(), "task": pa.string()})
     assert contents(rows) == NEW
     assert rows.to_pylist()[0]["key"] == b""  # in order of the key
 
@@ -126,7 +126,10 @@ def test_a_key_is_not_what_keys_begin_with(job: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ({"variable": "cuonts"}, "no such store: store=cuonts stores=counts.*did you mean 'counts'"),
+        (
+            {"variable": "cuonts"},
+            "no such store: store=cuonts stores=counts.*did you mean 'counts'",
+        ),
         ({"variable": "x"}, "no such store: store=x stores=counts; hint: .*start_task"),
         ({"task": "Partition 9"}, "no such task: task=Partition 9.*did you mean 'Partition 0'"),
         ({"variable": None, "timers": True}, "a job in plain Python has no timers: stores=counts"),
@@ -138,7 +141,10 @@ def test_a_key_is_not_what_keys_begin_with(job: dict[str, str]) -> None:
         ({"commit": "1-2"}, "a position, a checkpoint id and a batch are of one task"),
         ({"batch": 1}, "a position, a checkpoint id and a batch are of one task"),
         ({"changes_since": 5}, "a position, a checkpoint id and a batch are of one task"),
-        ({"commit": f"last of {FIRST}"}, f"no such commit: commit=last of .*log of task '{SECOND}'"),
+        (
+            {"commit": f"last of {FIRST}"},
+            f"no such commit: commit=last of .*log of task '{SECOND}'",
+        ),
         ({"as_of": "2001-01-01"}, f"no retained commit is that old.*log of task '{FIRST}'"),
         ({"task": SECOND, "commit": 999}, "no such commit: commit=999"),
         ({"commit": "monday", "changes_since": "newest"}, "no such commit: commit=newest"),
@@ -150,7 +156,9 @@ def test_what_is_not_there_is_an_error_that_names_the_remedy(
     with pytest.raises(ConfigError, match=told) as caught:
         sk.read_state(job, **{"variable": "counts"} | asked)
     assert caught.value.hints
-    assert caught.value.__context__ is None  # none of the log of a job on Spark, which has to be missing
+    assert (
+        caught.value.__context__ is None
+    )  # none of the log of a job on Spark, which has to be missing
 
 
 def test_a_change_feed_is_of_each_task_between_two_of_its_commits(job: dict[str, str]) -> None:
@@ -177,6 +185,7 @@ def test_changes_lead_from_any_content_to_any_other(
     after.write(new)
     rows = [StoreTable().open(store, has_values=True) for store in (before, after)]
     changed = {k: v for k, v in old.items() if key in (None, k)}
+    row: Any
     for kind, row in changed_rows(rows[0], rows[1], key):
         assert (row.key in changed) is (kind != "insert")
         if kind == "delete":
@@ -253,6 +262,8 @@ def test_a_commit_that_is_released_while_it_is_read_is_an_error_with_a_remedy(
     asyncio.run(commit(job, FIRST, {b"a": b"1"}))
     plan = asyncio.run(plan_state(StateRequest(load_dict(job), "counts"), tmp_path / "plan"))
     asyncio.run(commit(job, FIRST, *({b"a": b"%d" % n} for n in range(5))))
+    for backups in tmp_path.glob("*/orders/state-*"):  # as a later clean-up
+        shutil.rmtree(backups)
     with pytest.raises(ConfigError, match="released the commit while it was read"):
         list(read_parts(plan, plan.parts, tmp_path / "rows"))
 
@@ -296,6 +307,24 @@ def test_where_logs_cannot_be_listed_the_task_is_named(unlisted: dict[str, str])
 @pytest.mark.parametrize("columns", [("key", "value"), ("key", "total")])
 def test_the_program_alone_writes(job: dict[str, str], columns: Sequence[str]) -> None:
     rows = pa.table({name: [b"a"] for name in columns})
-    with pytest.raises(ConfigError, match="not written from outside.*hint: let the program"):
+    with pytest.raises(ConfigError, match=r"not written from outside.*hint: let the program"):
         sk.write_state(job, "counts", rows, reason="test")
     assert contents(sk.read_state(job, "counts")) == NEW
+
+
+def test_the_page_reads_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = job_settings(tmp_path)
+    Path("job.properties").write_text("".join(f"{key}={text}\n" for key, text in job.items()))
+    asyncio.run(commit(job, FIRST, {b"key-1": b"1", b"key-2": b"2"}))
+    page = ("docs/how-to/read-state.md", "A job in plain Python")
+    exec(block(*page, "python"), {"sk": sk})  # noqa: S102 - the program on the page
+    assert capsys.readouterr().out == "2 [b'1']\n"
+    statekeep = CommandLine(Path("job.properties"), monkeypatch, capsys)
+    read, get = (
+        statekeep(line.removeprefix("statekeep "), has_config=False) for line in commands(*page)
+    )
+    assert len(read.out.splitlines()) == 3
+    assert get.out.splitlines()[1].split() == [b"key-1".hex(), b"1".hex(), "Partition", "0"]

@@ -161,6 +161,10 @@ def test_only_the_columns_that_are_asked_for_are_read(job: dict[str, str]) -> No
         ({"variable": "count", "columns": ["Value"]}, "column=Value.*did you mean 'value'"),
         ({"variable": "count", "columns": []}, "no column is named"),
         ({"variable": "count", "operator": "mian"}, "operator=mian.*did you mean 'main'"),
+        (
+            {"variable": "count", "task": "Partition 20"},
+            "task=Partition 20.*did you mean 'Partition [0-3]'",
+        ),
         ({"variable": "count", "commit": 99}, "no such commit: commit=99.*checkpoints list"),
         ({"variable": "count", "batch": 99}, "no retained commit is of this batch.*batches=5"),
         ({"variable": "count", "as_of": "2001-01-01"}, "no retained commit is that old.*oldest="),
@@ -185,6 +189,12 @@ def test_what_is_not_there_is_an_error_that_names_the_remedy(
     with pytest.raises(ConfigError, match=told) as caught:
         sk.read_state(job, **asked)
     assert caught.value.hints
+
+
+def test_one_task_is_read_alone(job: dict[str, str], restored: list[tuple[str, str]]) -> None:
+    own = {user: n for user, n in CONTENT.items() if task_of(user, TASKS) == 2}
+    assert counts(sk.read_state(job, "count", task="Partition 2")) == own
+    assert {task for task, _ in restored} == {"Partition 0", "Partition 2"}  # one for the schema
 
 
 def test_a_backend_that_is_chosen_is_the_only_one_to_be_read(tmp_path: Path) -> None:

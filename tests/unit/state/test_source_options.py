@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cli_kit import commit_numbers, job_settings
 from pyspark.sql.datasource import InputPartition
 from spark_job_kit import CONTENT, TASKS, make_job, settings, task_of
 
@@ -113,6 +114,25 @@ def rows_of(options: dict[str, str]) -> tuple[int, dict[str, int]]:
 
 def test_each_task_is_a_partition(job: dict[str, str]) -> None:
     assert rows_of(job) == (TASKS, CONTENT)
+
+
+def test_each_task_of_a_job_in_plain_python_is_a_partition(tmp_path: Path) -> None:
+    for task in ("Partition 0", "totals"):
+        asyncio.run(commit_numbers(tmp_path, [1, 2], name=task))
+    options = job_settings(tmp_path) | {"stateVarName": "counts"}
+    for asked, names in (
+        ({}, ["Partition 0", "totals"]),
+        ({"task": "totals"}, ["totals"]),
+        ({"key": b"key-2".hex()}, ["Partition 0", "totals"]),
+    ):
+        source = copied(StateSource(options | asked))
+        reader = source.reader(source.schema())
+        batches = [copied(reader).read(copied(part)) for part in reader.partitions()]
+        read = [pa.Table.from_batches(list(found)).to_pylist() for found in batches]
+        keys = [b"key-2"] if "key" in asked else [b"key-1", b"key-2"]
+        assert read == [
+            [{"key": key, "value": key[-1:], "task": name} for key in keys] for name in names
+        ]
 
 
 def test_one_key_is_one_partition(job: dict[str, str]) -> None:
