@@ -124,7 +124,7 @@ def read(
 ) -> None:
     """Read a state variable, the timers, or a store.
 
-    A store of a job in plain Python; on Spark stores have variables. Nothing is written where the job keeps its state, and the job may keep running.
+    In plain Python, the entries of a store. Nothing is written where the job keeps its state, and the job may keep running.
     """
     form = Format.JSON if as_json else form
     request = _request(
