@@ -101,6 +101,7 @@ SPARK_FAULT_POINTS: Final = (
     "image.after_write",
     "seal.after",
     "outbox.before_write",
+    "outbox.after_entry",
     "outbox.after_write",
     "submit_versions.after",
     "open.before",

@@ -31,6 +31,7 @@ _WORKER = (
 )
 _CONTAINER = (
     "outbox.before_write",
+    "outbox.after_entry",
     "outbox.after_write",
     "outbox.before_remove",
     "entry.before_write",

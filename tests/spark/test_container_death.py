@@ -69,7 +69,9 @@ def test_containers_that_die_over_every_restore_fail_the_start_with_their_log(
     assert list(stream.local_dir.rglob("work-*")) == []
 
 
-@pytest.mark.parametrize("point", ["outbox.before_write", "outbox.after_write"])
+@pytest.mark.parametrize(
+    "point", ["outbox.before_write", "outbox.after_entry", "outbox.after_write"]
+)
 def test_a_submission_is_repeated_to_the_successor_of_a_container_that_died_over_it(
     stream: Stream, arm: Arm, point: str
 ) -> None:

@@ -148,7 +148,7 @@ def test_a_start_sees_which_uploads_of_an_older_driver_are_in_progress(
         paths
     )  # without it, the containers of this query would sweep the directory
     assert container is not None
-    Outbox(paths.outbox).replace(submit_versions(partition=1))
+    Outbox(paths.outbox).replace([submit_versions(partition=1)])
     assert jobs.abandoned(plan) == set(range(PARTITIONS)) - {1}
     container.pass_on()  # to a process that has died
     assert jobs.abandoned(plan) == set(range(PARTITIONS))

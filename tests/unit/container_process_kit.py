@@ -16,6 +16,7 @@ from statekeep.spark.container.protocol import (
     CONTAINER,
     TASK,
     Hello,
+    OtherVersion,
     Proof,
     SubmitVersion,
     Welcome,
@@ -66,6 +67,18 @@ def submit_versions(attempt: int = 1, partition: int = 0, version: str = VERSION
         partition=partition,
         version=version,
         checkpoint=msgspec.Raw(checkpoint),
+    )
+
+
+def submit_slot(*partitions: int, attempt: int = 1) -> SubmitVersion:
+    """Return one request for the versions of several tasks."""
+    first, *others = (submit_versions(attempt, partition) for partition in partitions)
+    return msgspec.structs.replace(
+        first,
+        others=tuple(
+            OtherVersion(partition=o.partition, version=o.version, checkpoint=o.checkpoint)
+            for o in others
+        ),
     )
 
 

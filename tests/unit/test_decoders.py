@@ -100,6 +100,7 @@ from statekeep.spark.container.protocol import (
     Candidate,
     Done,
     Hello,
+    OtherVersion,
     Restore,
     SubmitVersion,
     decode_answer,
@@ -727,6 +728,7 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
     submit_versions = SubmitVersion(
         epoch=1, attempt=2, partition=0, version="3_00000000", checkpoint=RAW_CHECKPOINT
     )
+    other = OtherVersion(partition=1, version="3_00000000", checkpoint=RAW_CHECKPOINT)
     restore = Restore(
         epoch=1,
         partition=0,
@@ -800,7 +802,9 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
 
     return [
         Decoder(
-            "request to a container", decode_request, [encode(submit_versions), encode(restore)]
+            "request to a container",
+            decode_request,
+            [encode(msgspec.structs.replace(submit_versions, others=(other,))), encode(restore)],
         ),
         Decoder("answer of a container", decode_answer, [encode(Done(version="3_00000000"))]),
         Decoder("entry of an outbox", read_outbox, [encode(submit_versions)]),

@@ -2,10 +2,13 @@
 
 import logging
 import os
+from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from statekeep.errors import CheckpointCorruptError
+from statekeep.fault_points import fault_point
 from statekeep.spark.container.protocol import SubmitVersion, decode_request, encode
 from statekeep.stores.local_files import open_temporary
 from statekeep.stores.private_directories import make_private
@@ -25,28 +28,37 @@ class Outbox:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self._numbers = count()
+        """Of temporary files: one submission may be written by two threads at once, as it was repeated."""
 
-    def replace(self, request: SubmitVersion) -> None:
-        """Make a submission durable against the death of the container, and drop older ones.
+    def replace(self, requests: Sequence[SubmitVersion]) -> None:
+        """Make submissions of one attempt durable against the death of the container, and drop older ones.
 
-        Older are those of a lower attempt, of any task: their driver has given them up.
+        Older are those of a lower attempt, of any task: their driver has given them up. After an error
+        some of the submissions may stand here.
         """
-        path = self._path(request)
-        temporary = path.with_suffix(".tmp")
+        temporaries = [
+            (self._path(r).with_suffix(f".{next(self._numbers)}.tmp"), r) for r in requests
+        ]
         try:
-            with self._open(temporary) as file:
-                file.write(encode(request))
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            for temporary, request in temporaries:
+                with self._open(temporary) as file:
+                    file.write(encode(request))
+                    file.flush()
+                    os.fsync(file.fileno())
+            for temporary, request in temporaries:
+                temporary.replace(self._path(request))
+                fault_point("outbox.after_entry")
         except BaseException:
-            temporary.unlink(missing_ok=True)
+            for temporary, _ in temporaries:
+                temporary.unlink(missing_ok=True)
             raise
-        self._drop_below(path.name[:_ATTEMPT_LENGTH])
+        self._drop_below(self._path(requests[0]).name[:_ATTEMPT_LENGTH])
 
-    def remove(self, request: SubmitVersion) -> None:
-        """Forget a submission. Idempotent."""
-        self._path(request).unlink(missing_ok=True)
+    def remove(self, requests: Sequence[SubmitVersion]) -> None:
+        """Forget submissions. Idempotent."""
+        for request in requests:
+            self._path(request).unlink(missing_ok=True)
 
     def holds(self, epoch: int, attempt: int, partition: int) -> bool:
         """Return whether a submission is here: acknowledged, and without an entry so far."""
@@ -55,9 +67,13 @@ class Outbox:
     def pending(self) -> list[SubmitVersion]:
         """Return what a container that died left behind of the newest attempt; drop the rest.
 
+        Called before anything is written here.
+
         Raises:
             CheckpointCorruptError: A file is not a submission.
         """
+        for path in self._directory.glob("*.tmp"):
+            path.unlink(missing_ok=True)
         names = [path.name for path in self._directory.glob("*.json")]
         self._drop_below(max(names, default="")[:_ATTEMPT_LENGTH])
         found: list[SubmitVersion] = []

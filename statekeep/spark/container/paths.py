@@ -19,6 +19,9 @@ from statekeep.stores.private_directories import make_private
 NO_JVM: Final = 0
 """No process has this id."""
 
+_PROTOCOL: Final = 2
+"""What tasks and containers say to each other. A container of a release with another number leaves its
+directory to a successor, as one with other settings does."""
 _LONGEST_SOCKET: Final = 103
 """Bytes of a socket's path: Linux takes 107, macOS 103."""
 
@@ -59,8 +62,9 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @property
     def digest(self) -> str:
-        """Differs for containers that were started with other settings."""
-        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
+        """Differs for containers that were started with other settings, or speak another protocol."""
+        spec = msgspec.json.encode(self, order="sorted")
+        return hashlib.sha256(b"%d" % _PROTOCOL + spec).hexdigest()
 
     @staticmethod
     def decode(data: bytes) -> "ContainerSpec":

@@ -4,7 +4,7 @@ A frame is a length of four bytes, big-endian, and so many bytes. First each pro
 is a process of this user which knows the job's key (decision 0038): the container sends a `Hello`, the
 task a `Proof`, the container a `Welcome`. The key itself is never sent. Then the task sends one request,
 and the container answers with any number of `Progress` and then one `Done` or `Refused`. A
-`SubmitVersion` is answered once it stands in the outbox on disk.
+`SubmitVersion` is answered once all of its versions stand in the outbox on disk.
 """
 
 import asyncio
@@ -76,6 +76,16 @@ class _Request(_Message, frozen=True, kw_only=True):
     closed their attempts before its first request (R5)."""
 
 
+class OtherVersion(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """The version of another task in a `SubmitVersion`; the fields are as there."""
+
+    partition: int
+    version: str
+    checkpoint: msgspec.Raw
+    base: msgspec.Raw = NOTHING
+    base_version: str = ""
+
+
 class SubmitVersion(_Request, frozen=True, kw_only=True, tag="hand-over"):
     """Upload a sealed version and write the task's checkpoint (R5)."""
 
@@ -93,6 +103,15 @@ class SubmitVersion(_Request, frozen=True, kw_only=True, tag="hand-over"):
     """The driver waits for this commit: the entry is not held back for those of other tasks."""
     is_observed: bool = False
     """The driver has listeners: the entry has all that was seen of the upload, not just how many requests."""
+    others: tuple[OtherVersion, ...] = ()
+    """Versions of other tasks of the slot, in the same attempt: all are taken, or the request is refused.
+    A container whose release does not know them has another digest, and is not asked."""
+
+    def each(self) -> "list[SubmitVersion]":
+        """Return a request for each version, as the outbox keeps them."""
+        first = msgspec.structs.replace(self, others=())
+        rest = (msgspec.structs.asdict(other) for other in self.others)
+        return [first, *(msgspec.structs.replace(first, **fields) for fields in rest)]
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):

@@ -137,7 +137,7 @@ class ContainerServer:
         for key, request in self._untaken.items():
             if not self._is_known(key):
                 try:
-                    self._outbox.remove(request)
+                    self._outbox.remove([request])
                 except OSError as exc:  # the next application's sweep takes it
                     logger.warning("request stays in the outbox: attempt=%s error=%s", key, exc)
 
@@ -317,7 +317,7 @@ class ContainerServer:
         return None
 
     async def _take(self, request: SubmitVersion) -> Done:
-        """Acknowledge a submission once it stands on disk; lower attempts end here.
+        """Acknowledge versions once all of them stand on disk; lower attempts end here.
 
         One that is repeated, since the driver cannot know that this container lives, is
         acknowledged and nothing else.
@@ -329,20 +329,21 @@ class ContainerServer:
             self._resolved.clear()
             for upload in self._uploads.values():
                 upload.cancel()
-        own_key = (*key, request.partition)
-        if self._is_known(own_key):
+        new = [each for each in request.each() if not self._is_known((*key, each.partition))]
+        if not new:
             return Done()
-        self._untaken[own_key] = request
+        self._untaken |= {(*key, each.partition): each for each in new}
         fault_point("outbox.before_write")
-        await self._work.executor.run(self._outbox.replace, request)
+        await self._work.executor.run(self._outbox.replace, new)
         fault_point("outbox.after_write")
         try:
-            self._refuse_late(key)  # what has come while this one waited for the disk
+            self._refuse_late(key)  # what has come while these waited for the disk
         except StateBackupError:
-            await self._work.executor.run(self._outbox.remove, request)
+            await self._work.executor.run(self._outbox.remove, new)
             raise
-        self._untaken.pop(own_key, None)
-        self._start_upload(request)
+        for each in new:
+            self._untaken.pop((*key, each.partition), None)
+            self._start_upload(each)
         return Done()
 
     def _refuse_late(self, key: tuple[int, int]) -> None:
@@ -393,7 +394,7 @@ class ContainerServer:
         await asyncio.gather(*superseded, return_exceptions=True)
         await self._work.upload(request)
         fault_point("outbox.before_remove")
-        await self._work.executor.run(self._outbox.remove, request)
+        await self._work.executor.run(self._outbox.remove, [request])
 
     async def _restore(self, request: Restore, writer: asyncio.StreamWriter) -> Done:
         latest = Progress(done_bytes=0, total_bytes=0)

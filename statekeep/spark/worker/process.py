@@ -31,7 +31,7 @@ from statekeep.spark.worker.task_functions import (
     follow,
     is_version_lost,
     own_partition,
-    submit_version,
+    submit,
 )
 from statekeep.stores.local_files import private_opener
 from statekeep.stores.open_task import OpenTask
@@ -114,8 +114,7 @@ class _SlotRun:
         self.receipts = {task: Receipt(task, self.plan.bases[task]) for task in wanted}
         if self.plan.submit_plan is None:
             return
-        for task in self.tasks:
-            done = submit_version(self.spec, self.plan.submit_plan, task)
+        for task, done in submit(self.tasks, self.spec, self.plan.submit_plan).items():
             if done.pause_ns:
                 self.sealed.add(task)
             if task in self.receipts:

@@ -36,6 +36,7 @@ from statekeep.spark.container.protocol import (
     Done,
     Follow,
     FollowedTask,
+    OtherVersion,
     Restore,
     SubmitVersion,
 )
@@ -62,6 +63,9 @@ MISSING_OUTPUT = "statekeep-missing-output"
 
 _RESTORES_AT_A_TIME: Final = 8
 """By one slot: the container has its own limit, and memory for so many."""
+_VERSIONS_A_REQUEST: Final = 32
+"""Uploads of these begin before the images of the next ones are written; and a request has its longest
+frame."""
 
 
 class MissingOutputError(StateBackupError):
@@ -317,42 +321,73 @@ def submit_versions(
     tasks: Sequence[int], spec: JobSpec, plan: SubmitPlan
 ) -> Iterator[pa.RecordBatch]:
     """Submit the versions of a slot's tasks; answer with the error of each, if any."""
-    for task in tasks:
-        yield answer({"partition": task, "error": submit_version(spec, plan, task).error})
+    for task, done in submit(tasks, spec, plan).items():
+        yield answer({"partition": task, "error": done.error})
 
 
-def submit_version(spec: JobSpec, plan: SubmitPlan, partition: int) -> Submitted:
-    """Write the image of a version where there is none, and hand it to this executor's container."""
-    version = plan.versions.get(partition)
-    if version is None:
-        return Submitted()
+def submit(tasks: Sequence[int], spec: JobSpec, plan: SubmitPlan) -> dict[int, Submitted]:
+    """Write the images of versions where there are none, and hand them to this executor's container.
+
+    Many go in one request, as most of what a small one takes is its connection. What keeps the
+    container from one of them is the error of all.
+
+    Returns:
+        What came of it for each of the tasks, also of those that have nothing to submit.
+    """
+    found = {task: Submitted() for task in tasks}
+    wanted = [task for task in tasks if task in plan.versions]
+    for at in range(0, len(wanted), _VERSIONS_A_REQUEST):
+        sealed = {t: _prepared(spec, plan, t) for t in wanted[at : at + _VERSIONS_A_REQUEST]}
+        found |= sealed
+        ready = [task for task, done in sealed.items() if not done.error]
+        error = _send(spec, plan, ready) if ready else ""
+        if error:
+            found |= {task: replace(found[task], error=error) for task in ready}
+    return found
+
+
+def _prepared(spec: JobSpec, plan: SubmitPlan, partition: int) -> Submitted:
+    """Write the image of a version where there is none."""
+    version = plan.versions[partition]
     fault_point("submit_versions.before")
     try:
         sealed = _sealed(spec, plan, partition, VersionId.parse(version))
     except StateBackupError as exc:  # the batch that it rides on can do nothing about it
         logger.exception("no image can be written: task=%s version=%s", partition, version)
         return Submitted(text_of(exc))
-    if sealed is None:
-        return Submitted(f"{VERSION_NOT_HERE}: version={version}")
-    base = plan.bases.get(partition)
+    return Submitted(f"{VERSION_NOT_HERE}: version={version}") if sealed is None else sealed
+
+
+def _send(spec: JobSpec, plan: SubmitPlan, tasks: Sequence[int]) -> str:
+    """Hand versions that have an image to this executor's container; return why not, or ""."""
+    versions = [_submitted(plan, task) for task in tasks]
+    first = msgspec.structs.asdict(versions[0])
     request = SubmitVersion(
         epoch=plan.epoch,
         attempt=plan.attempt,
-        partition=partition,
-        version=version,
-        checkpoint=msgspec.Raw(plan.checkpoints[partition]),
-        base=NOTHING if base is None else msgspec.Raw(base[1]),
-        base_version="" if base is None else base[0],
         is_awaited=plan.is_awaited,
         is_observed=plan.is_observed,
+        others=tuple(versions[1:]),
+        **first,
     )
     paths, container = _container(spec)
     try:
         ask(paths, container, request)
     except (ContainerError, RetriableError) as exc:
-        return replace(sealed, error=text_of(exc))
+        return text_of(exc)
     fault_point("submit_versions.after")
-    return sealed
+    return ""
+
+
+def _submitted(plan: SubmitPlan, partition: int) -> OtherVersion:
+    base = plan.bases.get(partition)
+    return OtherVersion(
+        partition=partition,
+        version=plan.versions[partition],
+        checkpoint=msgspec.Raw(plan.checkpoints[partition]),
+        base=NOTHING if base is None else msgspec.Raw(base[1]),
+        base_version="" if base is None else base[0],
+    )
 
 
 def is_version_lost(error: str) -> bool:

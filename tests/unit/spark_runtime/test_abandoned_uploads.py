@@ -58,7 +58,7 @@ def test_what_a_living_container_of_an_earlier_application_has_is_held(
     lock = take_lock(paths)
     assert lock is not None
     assert held(spec) == []
-    Outbox(paths.outbox).replace(submit_versions(partition=1))
+    Outbox(paths.outbox).replace([submit_versions(partition=1)])
     assert held(spec) == [1]
     lock.leave()
     assert held(spec) == []

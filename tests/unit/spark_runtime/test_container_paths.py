@@ -68,7 +68,7 @@ def test_the_directory_of_a_killed_container_is_swept_and_that_of_a_living_one_i
 ) -> None:
     own = paths_of(tmp_path, "container-new-1")
     other = paths_of(tmp_path, "container-old-1")
-    Outbox(other.outbox).replace(submit_versions())
+    Outbox(other.outbox).replace([submit_versions()])
     with subprocess.Popen(
         [sys.executable, "-c", _HOLD_LOCK, str(other.directory)],
         stdin=subprocess.PIPE,
@@ -89,7 +89,7 @@ def test_a_submission_that_an_earlier_application_left_in_good_order_is_swept(
     other = paths_of(tmp_path, "container-old-1")
     lock = take_lock(other)
     assert lock is not None
-    Outbox(other.outbox).replace(submit_versions())
+    Outbox(other.outbox).replace([submit_versions()])
     lock.leave()
     assert "outbox" in leftovers(other)
     assert sweep_dead_containers(own, "new", NOW_NS) == 1
@@ -99,7 +99,7 @@ def test_a_submission_that_an_earlier_application_left_in_good_order_is_swept(
 def test_a_submission_is_held_while_its_container_lives_and_is_not_done(tmp_path: Path) -> None:
     paths = paths_of(tmp_path, "container-old-1")
     paths_of(tmp_path, "container-new-1")
-    Outbox(paths.outbox).replace(submit_versions(attempt=3, partition=2))
+    Outbox(paths.outbox).replace([submit_versions(attempt=3, partition=2)])
 
     def is_held(partition: int = 2, attempt: int = 3) -> bool:
         return has_living_holder(paths.directory.parent, 1, attempt, partition)
@@ -120,7 +120,7 @@ def test_a_submission_is_held_while_its_container_lives_and_is_not_done(tmp_path
 
 def test_directories_of_the_own_application_are_left_alone(tmp_path: Path) -> None:
     own, sibling = paths_of(tmp_path, "container-app-1"), paths_of(tmp_path, "container-app-2")
-    Outbox(sibling.outbox).replace(submit_versions())
+    Outbox(sibling.outbox).replace([submit_versions()])
     assert sweep_dead_containers(own, "app", NOW_NS) == 0
     assert Outbox(sibling.outbox).pending()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import hashlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from container_process_kit import paths_in, spec_in, submit_versions, until
+from container_process_kit import paths_in, spec_in, submit_slot, submit_versions, until
 from typing_extensions import override
 
 from statekeep.backends.awaiting import run_to_end
@@ -30,6 +31,7 @@ from statekeep.spark.container.protocol import (
     Restore,
     Stop,
     SubmitVersion,
+    encode,
 )
 from statekeep.spark.container.server import ContainerServer
 from statekeep.spark.container.work import ContainerWork
@@ -149,16 +151,17 @@ async def test_a_submission_without_an_entry_is_worked_on_again_when_repeated(ri
 async def test_a_submission_that_waited_for_the_disk_while_a_newer_one_came_is_refused(
     rig: Rig,
 ) -> None:
-    put_down = rig.work.executor.run
+    run = rig.work.executor.run
     newer: list[Answer] = []
 
-    async def slow_disk(*call: Any) -> Any:
-        rig.work.executor.run = put_down  # type: ignore[method-assign]
-        newer.append(await rig.ask(submit_versions(attempt=2)))
-        return await put_down(*call)
+    async def slow_disk(call: Callable[..., Any], *args: Any) -> Any:
+        if call.__name__ == "replace" and not newer:
+            newer.append(Done())
+            newer[0] = await rig.ask(submit_versions(attempt=2))
+        return await run(call, *args)
 
     rig.work.executor.run = slow_disk  # type: ignore[method-assign,assignment]
-    older = await rig.ask(submit_versions(attempt=1))
+    older = await rig.ask(submit_slot(0, 1, attempt=1))
     assert newer == [Done()]
     assert isinstance(older, Refused)
     assert "a newer attempt was submitted" in older.message
@@ -166,6 +169,58 @@ async def test_a_submission_that_waited_for_the_disk_while_a_newer_one_came_is_r
     rig.work.may_end.set()
     await until(lambda: not rig.server._uploads)
     assert Outbox(rig.paths.outbox).pending() == []
+
+
+@pytest.mark.asyncio
+async def test_the_versions_of_a_request_are_written_by_one_call(rig: Rig) -> None:
+    run, calls = rig.work.executor.run, list[str]()
+
+    async def count(call: Callable[..., Any], *args: Any) -> Any:
+        calls.append(call.__name__)
+        return await run(call, *args)
+
+    rig.work.executor.run = count  # type: ignore[method-assign, assignment]
+    assert await rig.ask(submit_slot(1, 2, 3)) == Done()
+    assert calls == ["drop_older", "replace"]
+    assert [each.partition for each in Outbox(rig.paths.outbox).pending()] == [1, 2, 3]
+    await until(lambda: rig.work.began == [1, 1, 1])
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+    assert Outbox(rig.paths.outbox).pending() == []
+
+
+@pytest.mark.asyncio
+async def test_of_a_request_that_is_repeated_only_what_is_new_is_worked_on(rig: Rig) -> None:
+    await rig.ask(submit_slot(1, 2))
+    await until(lambda: rig.work.began == [1, 1])
+    assert await rig.ask(submit_slot(1, 3, 2)) == Done()
+    await until(lambda: rig.work.began == [1, 1, 1])
+    assert [partition for _, _, partition in rig.server._uploads] == [1, 2, 3]
+    rig.work.may_end.set()
+    await until(lambda: not rig.server._uploads)
+
+
+@pytest.mark.asyncio
+async def test_a_request_of_which_not_all_could_be_written_is_refused_and_leaves_nothing(
+    rig: Rig,
+) -> None:
+    running = await rig.run()
+    written: list[str] = []
+
+    def fail(point: str) -> None:
+        if point == "outbox.after_entry":
+            written.append(point)
+            if len(written) == 2:
+                raise OSError(errno.ENOSPC, "no space left")
+
+    with fault_handler(fail):
+        assert isinstance(await rig.ask(submit_slot(1, 2, 3)), Refused)
+    assert len(list(rig.paths.outbox.iterdir())) == 2
+    assert not rig.server._uploads
+    await rig.ask(Stop(epoch=1))
+    await running
+    assert rig.work.began == []
+    assert list(rig.paths.outbox.iterdir()) == []
 
 
 @pytest.mark.asyncio
@@ -329,7 +384,7 @@ async def test_a_request_under_other_settings_is_refused_and_ends_the_container(
 
 @pytest.mark.asyncio
 async def test_what_an_earlier_container_left_is_taken_up(rig: Rig) -> None:
-    Outbox(rig.paths.outbox).replace(submit_versions())
+    Outbox(rig.paths.outbox).replace([submit_versions()])
     running = await rig.run()
     await until(lambda: rig.work.began == [1])
     await rig.ask(Stop(epoch=1))
@@ -379,6 +434,28 @@ async def test_a_container_without_requests_ends(tmp_path: Path) -> None:
     await running
     assert rig.clock.slept == [600.0]
     assert not rig.paths.socket.exists()
+
+
+class RequestOfOldRelease(msgspec.Struct, tag_field="type", tag="hand-over", rename="kebab"):
+    """What a container knew of a submission that took one version a request."""
+
+    spec_digest: str
+    partition: int
+
+
+OLD_REQUESTS = msgspec.json.Decoder(RequestOfOldRelease)
+
+
+def test_a_container_that_knows_one_version_a_request_sees_that_it_is_not_meant(
+    tmp_path: Path,
+) -> None:
+    """It sends the task to its successor; it would acknowledge what it had not read."""
+    spec = spec_in(tmp_path)
+    request = msgspec.structs.replace(submit_slot(1, 2), spec_digest=spec.digest)
+    read = OLD_REQUESTS.decode(encode(request))
+    assert read.partition == 1
+    old_digest = hashlib.sha256(msgspec.json.encode(spec, order="sorted")).hexdigest()
+    assert read.spec_digest not in {old_digest, ""}
 
 
 def test_the_digest_depends_on_settings_but_not_on_their_order(tmp_path: Path) -> None:

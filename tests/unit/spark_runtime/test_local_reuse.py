@@ -20,9 +20,9 @@ from statekeep.checkpoint.log_session import LogSession
 from statekeep.checkpoint.log_view import LogView
 from statekeep.checkpoint.records import TaskBatch
 from statekeep.config.load import load_dict
-from statekeep.errors import RestoreFailedError
+from statekeep.errors import RestoreFailedError, RetriableError
 from statekeep.events import report_nothing
-from statekeep.spark.container.protocol import Done, Restore
+from statekeep.spark.container.protocol import Done, Restore, SubmitVersion
 from statekeep.spark.driver.processing import VersionHistory
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.task_jobs import TaskJobs
@@ -287,7 +287,7 @@ def test_an_image_from_before_the_job_got_a_store_is_made_anew(
     )
     try:
         for is_written in (True, False):
-            done = task_functions.submit_version(grown, plan, 0)
+            done = task_functions.submit([0], grown, plan)[0]
             assert (done.error, bool(done.pause_ns)) == ("", is_written)
         version = grown.directory(0).find(VersionId.parse(NEWER))
         assert version is not None
@@ -295,6 +295,46 @@ def test_an_image_from_before_the_job_got_a_store_is_made_anew(
         assert content_of(version, tmp_path) == {b"k": b"2"}
     finally:
         open_tasks.close_job(grown, 2)
+
+
+def test_the_tasks_of_a_slot_submit_in_few_requests_each_with_an_answer_for_all_of_its_tasks(
+    spec: JobSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in (1, 3, 4):
+        seal_version(spec.directory(task), NEWER, None, {b"k": b"2"})
+    asked: list[list[SubmitVersion]] = []
+
+    def ask(place: object, container: object, request: SubmitVersion) -> Done:
+        asked.append(request.each())
+        if len(asked) == 2:
+            raise RetriableError("containers die over one request")
+        return Done()
+
+    monkeypatch.setattr(task_functions, "ask", ask)
+    monkeypatch.setattr(task_functions, "_VERSIONS_A_REQUEST", 3)
+    plan = SubmitPlan(
+        epoch=3,
+        attempt=7,
+        checkpoint_id="7-1",
+        batch=2,
+        versions=dict.fromkeys((0, 1, 2, 3, 4), NEWER),
+        bases={1: (OLDER, b'{"base":1}')},
+        checkpoints={task: b'{"task":%d}' % task for task in range(6)},
+        is_awaited=True,
+    )
+    done = task_functions.submit([5, 1, 2, 0, 3, 4], spec, plan)
+    assert list(done) == [5, 1, 2, 0, 3, 4]  # each has to answer
+    assert {task for task, each in done.items() if not each.error} == {0, 1, 5}
+    assert task_functions.is_version_lost(done[2].error)
+    assert all("containers die" in done[task].error for task in (3, 4))
+    sent = [[(r.partition, bytes(r.checkpoint), r.base_version) for r in each] for each in asked]
+    assert sent == [
+        [(1, b'{"task":1}', OLDER), (0, b'{"task":0}', "")],
+        [(3, b'{"task":3}', ""), (4, b'{"task":4}', "")],
+    ]
+    assert {(r.epoch, r.attempt, r.is_awaited, r.version) for each in asked for r in each} == {
+        (3, 7, True, NEWER)
+    }
 
 
 def test_a_task_that_has_its_version_asks_no_backend() -> None:
