@@ -1,8 +1,8 @@
 """Submissions that were acknowledged and are not done yet, one file each."""
 
 import logging
-import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -23,7 +23,8 @@ class Outbox:
     """A directory of submissions. Blocking; used on executor threads of the container.
 
     A file appears whole or not at all, and stands until its submission has an entry in the
-    checkpoint store (a checkpoint or a failure) or was dropped.
+    checkpoint store (a checkpoint or a failure) or was dropped. Nothing is synced: it outlives the
+    container, and the version that it names does not survive a power loss either.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -44,8 +45,6 @@ class Outbox:
             for temporary, request in temporaries:
                 with self._open(temporary) as file:
                     file.write(encode(request))
-                    file.flush()
-                    os.fsync(file.fileno())
             for temporary, request in temporaries:
                 temporary.replace(self._path(request))
                 fault_point("outbox.after_entry")
@@ -68,24 +67,13 @@ class Outbox:
         """Return what a container that died left behind of the newest attempt; drop the rest.
 
         Called before anything is written here.
-
-        Raises:
-            CheckpointCorruptError: A file is not a submission.
         """
         for path in self._directory.glob("*.tmp"):
             path.unlink(missing_ok=True)
         names = [path.name for path in self._directory.glob("*.json")]
         self._drop_below(max(names, default="")[:_ATTEMPT_LENGTH])
-        found: list[SubmitVersion] = []
-        for path in self._directory.glob("*.json"):
-            try:
-                request = decode_request(path.read_bytes())
-            except CheckpointCorruptError as exc:
-                msg = f"outbox entry cannot be read: path={path}"
-                raise CheckpointCorruptError(msg) from exc
-            if isinstance(request, SubmitVersion):
-                found.append(request)
-        return sorted(found, key=lambda request: request.partition)
+        found = [_read(path) for path in self._directory.glob("*.json")]
+        return sorted((each for each in found if each is not None), key=lambda each: each.partition)
 
     def drop_older(self, epoch: int) -> None:
         """Drop what drivers before ``epoch`` submitted: their attempts are closed."""
@@ -115,3 +103,15 @@ class Outbox:
 
 def _name(epoch: int, attempt: int, partition: int) -> str:
     return f"{epoch:012d}-{attempt:012d}-{partition:08d}.json"
+
+
+def _read(path: Path) -> SubmitVersion | None:
+    """Read a submission; one that a stop of the host has torn is removed: its driver submits it again."""
+    data = path.read_bytes()
+    with suppress(CheckpointCorruptError):
+        request = decode_request(data)
+        if isinstance(request, SubmitVersion):
+            return request
+    logger.error("a submission is damaged, its driver has to submit it again: path=%s", path)
+    path.unlink(missing_ok=True)
+    return None

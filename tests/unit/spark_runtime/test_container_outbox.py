@@ -1,14 +1,16 @@
 """What a container that died left behind."""
 
 import errno
-import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from container_process_kit import submit_slot, submit_versions
 
+from statekeep.spark.container import outbox as outbox_module
 from statekeep.spark.container.outbox import Outbox
+from statekeep.spark.container.protocol import SubmitVersion, encode
 
 
 def test_a_submission_is_pending_until_it_is_removed(tmp_path: Path) -> None:
@@ -30,17 +32,18 @@ def test_leftovers_of_lower_attempts_are_dropped(tmp_path: Path) -> None:
 def test_submissions_for_which_there_is_no_room_leave_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    synced: list[int] = []
+    written: list[int] = []
 
-    def fail(descriptor: int) -> None:
-        synced.append(descriptor)
-        if len(synced) == 2:
+    def fail(request: SubmitVersion) -> bytes:
+        written.append(request.partition)
+        if len(written) == 2:
             raise OSError(errno.ENOSPC, "no space left")
+        return encode(request)
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(outbox_module, "encode", fail)
     with pytest.raises(OSError, match="no space left"):
         Outbox(tmp_path).replace(submit_slot(0, 1, 2).each())
-    assert len(synced) == 2
+    assert written == [0, 1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -48,17 +51,39 @@ def test_a_submission_that_is_repeated_while_it_is_written_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The task that sent it has died, and another one has sent it again."""
-    outbox, sync = Outbox(tmp_path), os.fsync
+    outbox = Outbox(tmp_path)
 
-    def repeat(descriptor: int) -> None:
-        monkeypatch.setattr(os, "fsync", sync)
-        outbox.replace([submit_versions()])
-        sync(descriptor)
+    def repeat(request: SubmitVersion) -> bytes:
+        monkeypatch.setattr(outbox_module, "encode", encode)
+        outbox.replace([request])
+        return encode(request)
 
-    monkeypatch.setattr(os, "fsync", repeat)
+    monkeypatch.setattr(outbox_module, "encode", repeat)
     outbox.replace([submit_versions()])
     assert len(list(tmp_path.iterdir())) == 1
     assert outbox.pending() == [submit_versions()]
+
+
+def zeros_within(data: bytes) -> bytes:
+    return data.replace(b"0_01234567", b"0_0123\0\0\0\0")
+
+
+@pytest.mark.parametrize(
+    "tear",
+    [lambda data: b"", lambda data: data[:-20], lambda data: bytes(len(data)), zeros_within],
+    ids=["empty", "cut off", "zeros", "zeros within"],
+)
+def test_what_a_power_loss_has_torn_is_left_to_its_driver_and_the_rest_is_taken_up(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, tear: Callable[[bytes], bytes]
+) -> None:
+    Outbox(tmp_path).replace(submit_slot(0, 1).each())
+    torn = min(tmp_path.iterdir())
+    data = torn.read_bytes()
+    torn.write_bytes(tear(data))
+    assert torn.read_bytes() != data
+    assert Outbox(tmp_path).pending() == [submit_versions(partition=1)]
+    assert not torn.exists()
+    assert f"path={torn}" in caplog.text
 
 
 def test_what_a_container_was_writing_that_died_is_removed(tmp_path: Path) -> None:
