@@ -62,11 +62,14 @@ class KeyValueStore(ABC):
         Writes made while the iterator lives are not seen by it.
         """
 
-    def flush(self) -> None:  # noqa: B027 - a store without a disk has nothing to do
+    def flush(self, *, is_awaited: bool = True) -> None:  # noqa: B027 - a store without a disk has nothing to do
         """Bring closer to the disk what a `checkpoint` would have to write; nothing changes by it.
 
         The one method that may run beside another thread's reads and writes, so that the pause of
         a `checkpoint` soon after it is short.
+
+        Args:
+            is_awaited: Return when it is done; else once it has begun: a `checkpoint` waits for the end.
         """
 
     def size_bytes(self) -> int:

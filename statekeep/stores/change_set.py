@@ -159,8 +159,8 @@ class CapturingStore(KeyValueStore):
         return self._store.scan(prefix)
 
     @override
-    def flush(self) -> None:
-        self._store.flush()
+    def flush(self, *, is_awaited: bool = True) -> None:
+        self._store.flush(is_awaited=is_awaited)
 
     @override
     def size_bytes(self) -> int:

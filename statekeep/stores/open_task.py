@@ -4,7 +4,7 @@ import logging
 import threading
 import uuid
 from collections.abc import Collection, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -133,6 +133,17 @@ class OpenTask:
     def publish_changes(self, batch: int) -> ChangeSet:
         """Make of what was written a change set with a name of its own, and be at that version."""
         return self.work.publish_changes(batch, uuid.uuid4().hex)
+
+    def begin_seal(self, version: VersionId) -> None:
+        """Let the stores begin to write for the image of a version, if they are at it; waits for nothing.
+
+        Before the images of several tasks: each then waits less. A failure costs nothing, as the
+        `seal` meets it again.
+        """
+        if self._is_at(version):
+            with suppress(StateBackupError):
+                for store in self._stores.values():
+                    store.flush(is_awaited=False)
 
     def seal(self, committed: VersionId | None) -> SealedVersion:
         """Write the image of the version that the stores are at, unless it is there.

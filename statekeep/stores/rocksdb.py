@@ -213,9 +213,9 @@ class RocksDbStore(KeyValueStore):
         return scan
 
     @override
-    def flush(self) -> None:
+    def flush(self, *, is_awaited: bool = True) -> None:
         try:
-            self._db.flush()
+            self._db.flush(is_awaited)
         except StateBackupError:
             raise
         except Exception as exc:

@@ -4,8 +4,10 @@ import gc
 import os
 import resource
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Final
 
+from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.stores.open_task import OpenTask
 
@@ -49,6 +51,13 @@ class OpenTasks:
         self._open[key] = found
         self._last_batch[key] = batch
         return found
+
+    def begin_seals(self, spec: JobSpec, epoch: int, versions: Mapping[int, VersionId]) -> None:
+        """Let those of the tasks that are open at their version begin to write for its image."""
+        for task, version in versions.items():
+            found = self._open.get((spec.local_name, epoch, task))
+            if found is not None:
+                found.begin_seal(version)
 
     def trim(self, spec: JobSpec, epoch: int, batch: int, most: int) -> None:
         """Close what is held in vain, and what is too much, the least used first.

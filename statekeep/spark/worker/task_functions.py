@@ -336,6 +336,8 @@ def submit(tasks: Sequence[int], spec: JobSpec, plan: SubmitPlan) -> dict[int, S
     """
     found = {task: Submitted() for task in tasks}
     wanted = [task for task in tasks if task in plan.versions]
+    versions = {task: VersionId.parse(plan.versions[task]) for task in wanted}
+    open_tasks.begin_seals(spec, plan.epoch, versions)
     for at in range(0, len(wanted), _VERSIONS_A_REQUEST):
         sealed = {t: _prepared(spec, plan, t) for t in wanted[at : at + _VERSIONS_A_REQUEST]}
         found |= sealed

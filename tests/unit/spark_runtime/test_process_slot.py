@@ -28,6 +28,7 @@ from statekeep.checkpoint.names import escape_name
 from statekeep.config.job_settings import JobSettings
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
+from statekeep.errors import StateBackupError
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
@@ -38,6 +39,7 @@ from statekeep.spark.variable_stores import VariableStores
 from statekeep.spark.worker import process, task_functions
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt, SubmitPlan
 from statekeep.spark.worker.open_tasks import open_tasks
+from statekeep.stores.rocksdb import RocksDbStore
 from statekeep.stores.task_directory import sweep_unused
 from statekeep.stores.temporary_directory import temporary_directory
 
@@ -334,6 +336,44 @@ def test_the_end_of_a_session_removes_what_a_killed_change_of_the_number_of_task
         (scratch / "reshape-died" / ".owner").touch()
         list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
         assert list(scratch.iterdir()) == [living.parent]
+
+
+@pytest.mark.parametrize("is_full", [False, True], ids=["room on the disk", "none for a moment"])
+def test_the_images_of_a_slot_begin_together(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch, *, is_full: bool
+) -> None:
+    first = run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1), (4, "e", 1)])
+    run(spec, plan_of(1, versions_of(first)), [(4, "e", 1)])  # it is not at its version any more
+    calls: list[str] = []
+    flush, checkpoint = RocksDbStore.flush, RocksDbStore.checkpoint
+
+    def noted_flush(store: RocksDbStore, *, is_awaited: bool = True) -> None:
+        calls.append("awaited" if is_awaited else "begun")
+        if is_full:
+            raise StateBackupError("no space left")
+        flush(store, is_awaited=is_awaited)
+
+    def noted_checkpoint(store: RocksDbStore, directory: Path) -> None:
+        calls.append("image")
+        checkpoint(store, directory)
+
+    monkeypatch.setattr(RocksDbStore, "flush", noted_flush)
+    monkeypatch.setattr(RocksDbStore, "checkpoint", noted_checkpoint)
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask", lambda *_: None)
+    plan = SubmitPlan(
+        epoch=1,
+        attempt=1,
+        checkpoint_id="7-1",
+        batch=0,
+        versions=versions_of(first),
+        bases={},
+        checkpoints=dict.fromkeys((0, 2, 4), b"{}"),
+    )
+    assert {done.error for done in task_functions.submit((0, 2, 4), spec, plan).values()} == {""}
+    assert calls == ["begun", "begun", "image", "image", "image"]
+    for task, version in plan.versions.items():
+        assert spec.directory(task).find_whole(VersionId.parse(version)) is not None
 
 
 def test_only_the_tasks_that_are_asked_answer(spec: JobSpec, run: Any) -> None:
