@@ -172,6 +172,12 @@ class OpenTask:
         """Where the output of the batch at hand is written, for `publish_changes` to take along."""
         return self.work.output_path
 
+    def close_stores(self) -> None:
+        """Do the part of `close` that has to be done by the thread that uses the stores. Idempotent."""
+        if self._work is not None and not self.is_lost:
+            self._work.discard_stores()
+        self._stores.clear()
+
     def close(self) -> None:
         """Close the stores and remove their files; change sets and images stay. Idempotent.
 

@@ -1,8 +1,10 @@
 """The tasks whose stores this Python worker has open between two batches."""
 
 import gc
+import logging
 import os
 import resource
+import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final
@@ -10,6 +12,8 @@ from typing import Final
 from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.stores.open_task import OpenTask
+
+logger = logging.getLogger(__name__)
 
 _MAX_OPEN: Final = 64
 """Tasks that one worker holds open at least, as long as it has file descriptors for them."""
@@ -79,11 +83,29 @@ class OpenTasks:
         while self._open and _too_many_files():
             self._close(next(iter(self._open)))
 
-    def close_job(self, spec: JobSpec, epoch: int) -> None:
-        """Close all tasks of a job that a driver session has opened here."""
-        for key in list(self._open):
-            if key[:2] == (spec.local_name, epoch):
-                self._close(key)
+    def close_job(self, spec: JobSpec, epoch: int) -> threading.Thread:
+        """Close the stores of all tasks of a job that a driver session has opened here.
+
+        Returns:
+            A thread that removes their files: this takes as long again, and the caller has to wait for
+            other things too.
+        """
+        held = [
+            self._forgotten(key) for key in list(self._open) if key[:2] == (spec.local_name, epoch)
+        ]
+        for task in held:
+            task.close_stores()
+
+        def remove() -> None:
+            for task in held:
+                try:
+                    task.close()
+                except OSError as exc:  # the next sweep takes it
+                    logger.info("files of a closed task are left to a sweep: error=%s", exc)
+
+        removing = threading.Thread(target=remove, name="statekeep-remove", daemon=True)
+        removing.start()
+        return removing
 
     def _close_older_sessions(self, local_name: str, epoch: int) -> None:
         for key in list(self._open):
@@ -91,8 +113,11 @@ class OpenTasks:
                 self._close(key)
 
     def _close(self, key: _Key) -> None:
+        self._forgotten(key).close()
+
+    def _forgotten(self, key: _Key) -> OpenTask:
         self._last_batch.pop(key)
-        self._open.pop(key).close()
+        return self._open.pop(key)
 
 
 def _too_many_files() -> bool:

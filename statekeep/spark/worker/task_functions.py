@@ -478,12 +478,13 @@ def end_session(
         is_committed: Whether its last batch is: then nothing here is needed that backups do not hold.
     """
     # First: other slots that are done remove the files of all tasks, and then a close takes a second.
-    open_tasks.close_job(spec, epoch)
+    removing = open_tasks.close_job(spec, epoch)
     paths, _ = _container(spec)
     try:
         ask_to_stop(paths, epoch)
     except (RetriableError, ContainerError) as exc:
         logger.info("the container could not be stopped now: error=%s", exc)
+    removing.join()
     for task in range(tasks):
         directory = spec.directory(task)
         directory.remove_work(session_prefix(epoch))

@@ -266,7 +266,7 @@ def test_an_image_without_a_store_that_is_committed_is_not_the_version(
     try:
         assert not open_tasks.get(session, 3, 0, 3).go_to(VersionId.parse(NEWER))
     finally:
-        open_tasks.close_job(session, 3)
+        open_tasks.close_job(session, 3).join()
 
 
 def test_an_image_from_before_the_job_got_a_store_is_made_anew(
@@ -294,7 +294,7 @@ def test_an_image_from_before_the_job_got_a_store_is_made_anew(
         assert not version.lacks(stores)
         assert content_of(version, tmp_path) == {b"k": b"2"}
     finally:
-        open_tasks.close_job(grown, 2)
+        open_tasks.close_job(grown, 2).join()
 
 
 def test_the_tasks_of_a_slot_submit_in_few_requests_each_with_an_answer_for_all_of_its_tasks(

@@ -34,7 +34,7 @@ def spec(tmp_path: Path) -> JobSpec:
 def tasks(spec: JobSpec) -> Iterator[OpenTasks]:
     made = OpenTasks()
     yield made
-    made.close_job(spec, 1)
+    made.close_job(spec, 1).join()
 
 
 def descriptors() -> int:

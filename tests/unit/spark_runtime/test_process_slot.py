@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,8 +40,9 @@ from statekeep.spark.variable_stores import VariableStores
 from statekeep.spark.worker import process, task_functions
 from statekeep.spark.worker.job_spec import BatchPlan, JobSpec, Receipt, SubmitPlan
 from statekeep.spark.worker.open_tasks import open_tasks
+from statekeep.stores.open_task import OpenTask
 from statekeep.stores.rocksdb import RocksDbStore
-from statekeep.stores.task_directory import sweep_unused
+from statekeep.stores.task_directory import TaskDirectory, sweep_unused
 from statekeep.stores.temporary_directory import temporary_directory
 
 OUTPUT = parse_schema("key string, n long")
@@ -76,7 +78,7 @@ class Sum(StatefulProcessor):
 def spec(tmp_path: Path) -> Iterator[JobSpec]:
     made = spec_in(tmp_path)
     yield made
-    open_tasks.close_job(made, 1)
+    open_tasks.close_job(made, 1).join()
 
 
 def spec_in(directory: Path, grouping_max_bytes: int = 1 << 30) -> JobSpec:
@@ -288,7 +290,7 @@ def test_what_a_task_left_here_that_runs_elsewhere_by_now_is_removed(
 ) -> None:
     rows = [(1, "b", 1), (3, "d", 1)]
     here = versions_of(run(spec, plan_of(0, {}), rows, slot=1))
-    open_tasks.close_job(spec, 1)
+    open_tasks.close_job(spec, 1).join()
     for task in (1, 3):
         if is_idle:
             os.utime(spec.directory(task).root, (0, 0))
@@ -318,7 +320,7 @@ def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}, epoch=2), [(0, "a", 1)])
     list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
-    open_tasks.close_job(spec, 2)  # as the newer one is killed
+    open_tasks.close_job(spec, 2).join()  # as the newer one is killed
     in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
     assert sweep_unused(spec.config.job.local_dir, in_a_month) == 0
     assert spec.directory(0).change_sets()
@@ -423,7 +425,7 @@ def test_the_end_of_a_session_leaves_no_open_stores(spec: JobSpec, run: Any) -> 
     first = run(spec, plan_of(0, {}), [(0, "a", 1)])
     root = spec.directory(0).root
     assert list(root.glob("work-1-*"))
-    open_tasks.close_job(spec, 1)
+    open_tasks.close_job(spec, 1).join()
     assert not list(root.glob("work-*"))
     assert spec.directory(0).change_set(VersionId.parse(first[0][0].version)) is not None
 
@@ -467,7 +469,7 @@ def test_any_batches_add_up(
             for part in task_functions.read_output((task,), spec, in_files):
                 got |= {(task, row["key"].split()[0]): row["n"] for row in part.to_pylist()}
         assert got == {(t, k): expected[t, k] for t, k, _ in rows}
-    open_tasks.close_job(spec, 1)
+    open_tasks.close_job(spec, 1).join()
 
 
 class Later(Sum):
@@ -559,6 +561,33 @@ def test_the_end_of_a_session_closes_stores_while_they_have_their_files(
     assert len(list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))) == 1
     assert "did not close" not in caplog.text
     assert not list(spec.directory(0).root.glob("work-*"))
+
+
+def test_the_files_of_closed_stores_are_removed_while_the_container_ends(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1)])
+    is_asked, close, remove_work = threading.Event(), OpenTask.close, TaskDirectory.remove_work
+    closed: list[bool] = []
+    closed_before: list[int] = []
+
+    def close_late(task: OpenTask) -> None:
+        is_in_time = is_asked.wait(10)
+        close(task)
+        closed.append(is_in_time)
+
+    def noted_remove_work(directory: TaskDirectory, prefix: str) -> None:
+        closed_before.append(len(closed))
+        remove_work(directory, prefix)
+
+    monkeypatch.setattr(OpenTask, "close", close_late)
+    monkeypatch.setattr(TaskDirectory, "remove_work", noted_remove_work)
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: is_asked.set())
+    list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
+    assert closed == [True, True]
+    assert closed_before == [2] * 5
+    assert not list(spec.config.job.local_dir.rglob("work-*"))
 
 
 def test_a_receipt_carries_the_text_of_an_error_that_is_no_utf_8(spec: JobSpec) -> None:
