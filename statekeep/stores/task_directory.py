@@ -492,6 +492,16 @@ class TaskDirectory:
             with explained_errors(self.root), self._lock(shared=True):
                 (self.root / _DISPENSABLE_FILE).touch(mode=0o600)
 
+    def is_tidy(self, *, is_dispensable: bool) -> bool:
+        """Return whether there is no work directory, and a mark as of `mark_dispensable` if there is to be one.
+
+        For a process that may skip what another one has done.
+        """
+        names = self._names()
+        return not any(name.startswith(_WORK_PREFIX) for name in names) and (
+            not is_dispensable or not names or _DISPENSABLE_FILE in names
+        )
+
     def sweep(self) -> int:
         """Remove work directories whose owner is dead, and what was moved aside.
 

@@ -472,7 +472,7 @@ class TaskJobs:
         """
         spec, tasks, epoch = self._spec, self.placement.tasks, self.epoch
         self.placement.run(
-            lambda _: task_functions.end_session(
-                spec, tasks, epoch=epoch, is_committed=is_committed
+            lambda own: task_functions.end_session(
+                own, spec, tasks, epoch=epoch, is_committed=is_committed
             )
         )

@@ -464,7 +464,7 @@ def read_output(
 
 
 def end_session(
-    spec: JobSpec, tasks: int, *, epoch: int, is_committed: bool
+    own: Sequence[int], spec: JobSpec, tasks: int, *, epoch: int, is_committed: bool
 ) -> Iterator[pa.RecordBatch]:
     """End what a driver session has on this executor: its open stores and its container.
 
@@ -472,6 +472,7 @@ def end_session(
     reach lose their files, and are closed when that worker is used again or ends.
 
     Args:
+        own: The tasks of the slot: it begins with these, and finds others looked after by their slots.
         spec: The job.
         tasks: How many it has.
         epoch: The driver session.
@@ -485,8 +486,10 @@ def end_session(
     except (RetriableError, ContainerError) as exc:
         logger.info("the container could not be stopped now: error=%s", exc)
     removing.join()
-    for task in range(tasks):
+    for task in dict.fromkeys([*own, *range(tasks)]):
         directory = spec.directory(task)
+        if directory.is_tidy(is_dispensable=is_committed):
+            continue
         directory.remove_work(session_prefix(epoch))
         directory.sweep()  # what killed workers of earlier sessions have left
         # A task that is open still belongs to a newer session, which this one has not heard of.

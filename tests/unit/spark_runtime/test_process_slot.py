@@ -6,10 +6,11 @@ import pickle
 import shutil
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -30,6 +31,8 @@ from statekeep.config.job_settings import JobSettings
 from statekeep.config.load import load_dict
 from statekeep.config.model import Config
 from statekeep.errors import StateBackupError
+from statekeep.spark.driver.rebalancer import Rebalancer
+from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
@@ -307,7 +310,7 @@ def test_what_is_here_may_go_after_a_session_that_has_committed_all(
     monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}), [(0, "a", 1)])
-    list(task_functions.end_session(spec, 5, epoch=1, is_committed=is_committed))
+    list(task_functions.end_session((), spec, 5, epoch=1, is_committed=is_committed))
     in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
     assert sweep_unused(spec.config.job.local_dir, in_a_month) == is_committed
     assert bool(spec.directory(0).change_sets()) != is_committed
@@ -319,11 +322,46 @@ def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
     monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}, epoch=2), [(0, "a", 1)])
-    list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
+    list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))
     open_tasks.close_job(spec, 2).join()  # as the newer one is killed
     in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
     assert sweep_unused(spec.config.job.local_dir, in_a_month) == 0
     assert spec.directory(0).change_sets()
+
+
+def test_slots_of_a_host_share_what_is_to_be_done_at_the_end_of_a_session(
+    spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
+    run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1)])
+    run(spec, plan_of(0, {}), [(1, "b", 1)], slot=1)
+    swept: list[Path] = []
+    sweep = TaskDirectory.sweep
+
+    def noted_sweep(directory: TaskDirectory) -> int:
+        swept.append(directory.root)
+        return sweep(directory)
+
+    monkeypatch.setattr(TaskDirectory, "sweep", noted_sweep)
+
+    class Slots:
+        tasks = 5
+
+        def run(self, function: Callable[[Sequence[int]], Iterator[object]]) -> None:
+            list(function(SLOTS[1]))
+            assert swept == [spec.directory(task).root for task in (1, 0, 2)]
+            (spec.directory(2).root / "work-1-killed").mkdir()
+            list(function(SLOTS[0]))
+
+    jobs = object.__new__(TaskJobs)
+    jobs.rebalancer = cast("Rebalancer", SimpleNamespace(placement=Slots()))
+    jobs._spec, jobs.epoch = spec, 1
+    jobs.end_session(is_committed=True)
+    assert swept[3:] == [spec.directory(2).root]
+    assert not list(spec.config.job.local_dir.rglob("work-*"))
+    in_a_month = time.time_ns() + 31 * 24 * 3600 * 1_000_000_000
+    assert sweep_unused(spec.config.job.local_dir, in_a_month) == 3
 
 
 def test_the_end_of_a_session_removes_what_a_killed_change_of_the_number_of_tasks_left(
@@ -336,7 +374,7 @@ def test_the_end_of_a_session_removes_what_a_killed_change_of_the_number_of_task
     with temporary_directory("reshape-", scratch) as living:
         (scratch / "reshape-died" / "content").mkdir(parents=True)
         (scratch / "reshape-died" / ".owner").touch()
-        list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
+        list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))
         assert list(scratch.iterdir()) == [living.parent]
 
 
@@ -558,7 +596,7 @@ def test_the_end_of_a_session_closes_stores_while_they_have_their_files(
 
     monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", other_slot_is_done)
-    assert len(list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))) == 1
+    assert len(list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))) == 1
     assert "did not close" not in caplog.text
     assert not list(spec.directory(0).root.glob("work-*"))
 
@@ -584,9 +622,9 @@ def test_the_files_of_closed_stores_are_removed_while_the_container_ends(
     monkeypatch.setattr(TaskDirectory, "remove_work", noted_remove_work)
     monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: is_asked.set())
-    list(task_functions.end_session(spec, 5, epoch=1, is_committed=True))
+    list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))
     assert closed == [True, True]
-    assert closed_before == [2] * 5
+    assert closed_before == [2, 2]
     assert not list(spec.config.job.local_dir.rglob("work-*"))
 
 
