@@ -91,7 +91,3 @@ class KeyValueStore(ABC):
 
         What was written lies in the store's directory afterwards: opening it gives the content.
         """
-
-    def discard(self) -> None:
-        """As `close`, but what was written since the last `checkpoint` may be lost."""
-        self.close()

@@ -16,7 +16,7 @@ Every write of a store goes to its delta as well: `CapturingStore`.
 """
 
 import io
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,21 +171,14 @@ class CapturingStore(KeyValueStore):
         self._store.checkpoint(directory)
 
     @override
-    def discard(self) -> None:
-        self._close(self._store.discard)
-
-    @override
     def close(self) -> None:
-        self._close(self._store.close)
-
-    def _close(self, close_store: Callable[[], None]) -> None:
         try:
             if self._current is not None:
                 # The rest of the buffer is written here, on a disk that may be full.
                 with explained_errors(self._directory):
                     self._current[0].close()
         finally:
-            close_store()
+            self._store.close()
 
     def cut(self, header: DeltaHeader, target: Path) -> DeltaCounts:
         """End the current delta as the file ``target``, and begin the next one.

@@ -1,7 +1,6 @@
 """The store on disk: RocksDB by way of rocksdict, in raw mode (keys and values as they are)."""
 
 import os
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -44,10 +43,6 @@ _LOADED_RUNS: Final = 16
 _LOADED_PARTS: Final = 16
 """Parts of a sorted run: 1 MiB each with the default buffer."""
 _SIZES: Final = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
-_UNFLUSHED: Final = (
-    "rocksdb.num-entries-active-mem-table",
-    "rocksdb.num-entries-imm-mem-tables",
-)
 _COLUMN_FAMILY: Final = "default"
 _DISK_REASONS: Final = {
     "No space left on device": "the local disk is full",
@@ -97,18 +92,6 @@ class RocksDbOptions:
             bloom_bits=settings.bloom_bits,
             compression=settings.compression,
         )
-
-
-def _count_own_references() -> int:
-    """Return what Python counts for an object that one other object and a variable refer to."""
-    db = object()
-    store = [db]
-    count = sys.getrefcount(db)
-    store.clear()
-    return count
-
-
-_OWN_REFERENCES: Final = _count_own_references()
 
 
 class RocksDbStore(KeyValueStore):
@@ -273,27 +256,6 @@ class RocksDbStore(KeyValueStore):
             raise
         except Exception as exc:
             raise self._explain(exc, "cannot close store") from exc
-
-    @override
-    def discard(self) -> None:
-        """Close without the two syncs of rocksdict's ``close``, for a write-ahead log that is empty.
-
-        A database closes by itself with the last reference to it, and holds the interpreter lock
-        meanwhile. So one that has to be flushed is closed by ``close``, and one to which there is
-        another reference, such as that of an error on its way.
-        """
-        db = self._open_db
-        if (
-            db is None
-            or sys.getrefcount(db) > _OWN_REFERENCES
-            or any(map(db.property_int_value, _UNFLUSHED))
-        ):
-            del db
-            self.close()
-            return
-        for scan in list(self._scans):
-            scan.release()
-        self._open_db = None
 
     @property
     def _db(self) -> Rdict:

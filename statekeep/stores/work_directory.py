@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -366,7 +366,7 @@ class WorkDirectory:
         self, version: VersionId, parent: VersionId | None, lineage: Sequence[VersionId]
     ) -> tuple[Path, SealManifest]:
         """Close the stores and make of their own files an image, for `TaskDirectory.adopt`."""
-        self._close_stores(lambda store: store.close())
+        self._close_stores()
         with explained_errors(self.path):
             image = self._new_image()
             for store in self.stores:
@@ -385,7 +385,7 @@ class WorkDirectory:
     def discard_stores(self) -> None:
         """Do the part of `discard` that has to be done by the thread that uses the stores. Idempotent."""
         try:
-            self._close_stores(lambda store: store.discard())
+            self._close_stores()
         except* StateBackupError as group:
             # What could not be closed well is thrown away with its directory.
             logger.warning("store did not close: directory=%s error=%s", self.path, group)
@@ -414,12 +414,12 @@ class WorkDirectory:
         with suppress(OSError):
             (self.path.parent / SUSPECT_FILE).touch()
 
-    def _close_stores(self, close: Callable[[KeyValueStore], None]) -> None:
+    def _close_stores(self) -> None:
         errors: list[Exception] = []
         while self._open:
             _, store = self._open.popitem()
             try:
-                close(store)
+                store.close()
             except StateBackupError as exc:
                 errors.append(exc)
         if errors:

@@ -147,35 +147,6 @@ def test_a_scan_says_so_when_its_store_is_closed_meanwhile(tmp_path: Path) -> No
         next(scan)
 
 
-@pytest.mark.parametrize("left", ["nothing", "changes", "a reference"])
-def test_a_store_that_is_thrown_away_is_released_and_synced_only_where_it_has_to_be_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, left: str
-) -> None:
-    store = RocksDbStore(NAME, tmp_path, is_new=True)
-    store.write({b"a": b"1", b"b": b"2"})
-    if left != "changes":
-        store.flush()
-    reference = store._db if left == "a reference" else None
-    scan = store.scan()
-    next(scan)
-    closed: list[RocksDbStore] = []
-
-    def noted_close(store: RocksDbStore) -> None:
-        closed.append(store)
-        close(store)
-
-    close = RocksDbStore.close
-    monkeypatch.setattr(RocksDbStore, "close", noted_close)
-    store.discard()
-    assert closed == ([] if left == "nothing" else [store])
-    for use in (lambda: next(scan), lambda: store.get(b"a")):
-        with pytest.raises(BackendClosedError):
-            use()
-    RocksDbStore(NAME, tmp_path, is_new=False).close()  # no lock is held
-    store.discard()
-    del reference
-
-
 @pytest.mark.parametrize(
     "use",
     [
