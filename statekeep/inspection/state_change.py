@@ -8,7 +8,6 @@ import asyncio
 import getpass
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -37,7 +36,7 @@ from statekeep.checkpoint.records import (
 )
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.config.redact import redact_text
-from statekeep.errors import ConfigError, StateBackupError
+from statekeep.errors import ConfigError, RetriableError, StateBackupError
 from statekeep.fault_points import fault_point
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.recommit import (
@@ -272,6 +271,21 @@ async def undo_change(job: InspectedJob, reason: str, changing: Changing) -> Cha
     return await work.commit(change, versions, emptied=emptied, is_whole=True)
 
 
+async def _has_landed(log: LogSession, error: BaseException) -> bool:
+    """Return whether the commit record is in the log, though its append has failed; else abort the attempt."""
+    try:
+        has_landed = await log.close_attempt("the state was not changed")
+    except StateBackupError:  # then the next owner aborts it, unless it has landed
+        if isinstance(error, RetriableError):
+            error.add_note(
+                "hint: once the backend answers, `statekeep checkpoints list` shows whether the state was changed"
+            )
+        return False
+    if has_landed and not isinstance(error, RetriableError):
+        error.add_note("the state was changed before this")
+    return has_landed
+
+
 class _Work:
     """One change, from the restores to the commit record."""
 
@@ -361,12 +375,12 @@ class _Work:
             )
             fault_point("commit_record.before")
             position = await log.append(record)
-        except BaseException:
-            with suppress(StateBackupError):  # then the next owner aborts it
-                await log.close_attempt("the state was not changed")
-            raise
+        except BaseException as exc:
+            if not await _has_landed(log, exc) or not isinstance(exc, RetriableError):
+                raise
+            position = log.view.last_commit_position
         fault_point("commit_record.after")
-        return Changed(position, len(checkpoints), log)
+        return Changed(position, len({*versions, *emptied}), log)
 
     def _went_on(self) -> ConfigError:
         return ConfigError(

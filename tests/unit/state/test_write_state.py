@@ -38,7 +38,13 @@ from statekeep.checkpoint.records import CommitRecord, ReleaseRecord
 from statekeep.checkpoint.serde import encode_checkpoint_v2
 from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
-from statekeep.errors import CommitFailedError, ConfigError, StateBackupError, StateSchemaError
+from statekeep.errors import (
+    CommitFailedError,
+    ConfigError,
+    RetriableError,
+    StateBackupError,
+    StateSchemaError,
+)
 from statekeep.fault_points import fault_handler
 from statekeep.inspection.job import open_job
 from statekeep.inspection.state_change import Changing, undo_change
@@ -566,6 +572,38 @@ def test_a_driver_that_takes_over_just_before_the_change_is_seen(
     with pytest.raises(ConfigError, match="was started while its state was read"):
         sk.write_state(job, "count", rows(user_7=70), reason="r")
     assert newest(job)[1].change is None
+
+
+@pytest.mark.parametrize("is_closed", [True, False], ids=["known", "unknown"])
+def test_a_change_whose_answer_is_lost_is_not_called_a_failure(
+    job: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_closed: bool,  # noqa: FBT001 - parametrized
+) -> None:
+    append, close = LogSession._append_record, LogSession.close_attempt
+    landed: list[int] = []
+
+    async def lossy(log: LogSession, appended: Any) -> int:
+        position = await append(log, appended)
+        if isinstance(appended.asked, CommitRecord):
+            landed.append(position)
+            raise RetriableError("the answer was lost")
+        return position
+
+    async def away(log: LogSession, reason: str) -> bool:
+        if landed:
+            raise RetriableError("the log does not answer")
+        return await close(log, reason)
+
+    monkeypatch.setattr(LogSession, "_append_record", lossy)
+    if is_closed:
+        assert sk.write_state(job, "count", rows(user_7=70), reason="r") == newest(job)[0]
+    else:
+        monkeypatch.setattr(LogSession, "close_attempt", away)
+        with pytest.raises(RetriableError, match="answer was lost") as caught:
+            sk.write_state(job, "count", rows(user_7=70), reason="r")
+        assert "shows whether the state was changed" in str(caught.value)
+    assert counts(job)["user-7"] == 70
 
 
 def test_versions_of_an_unchanged_task_stay(job: dict[str, str]) -> None:
