@@ -40,13 +40,13 @@ from statekeep.container.container import Container
 from statekeep.container.task import Task
 from statekeep.events import CommitSummary
 from statekeep.reporter import Reporter
-from statekeep.spark.container.paths import ContainerSpec
-from statekeep.spark.container.protocol import SubmitVersion
-from statekeep.spark.container.work import ContainerWork
 from statekeep.spark.driver.first_start import first_commit
 from statekeep.spark.driver.job_commits import JobCommits, job_clean_up
 from statekeep.spark.driver.progress import EventList
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.sidecar.paths import SidecarSpec
+from statekeep.spark.sidecar.protocol import SubmitVersion
+from statekeep.spark.sidecar.work import SidecarWork
 from statekeep.spark.tasks import STATE_STORE, task_name
 from statekeep.spark.worker.job_spec import JobSpec, SubmitPlan
 from statekeep.stores.version import SealedVersion
@@ -125,8 +125,8 @@ class CountedJob:
         place = (self._factories, _BLOB, "j", self._executor, self._clock)
         self._writer = LogSession(open_job_log(*place))
         self._checkpoints = open_checkpoint_store(*place)
-        self._work = ContainerWork(
-            ContainerSpec(
+        self._work = SidecarWork(
+            SidecarSpec(
                 job_name="j",
                 job_uid="u",
                 local_name=self._spec.local_name,

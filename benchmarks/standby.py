@@ -151,7 +151,9 @@ def _run(root: Path, megabytes: int, copies: int) -> dict[str, float]:
             times["killed"] = time.perf_counter()
             os.kill(places[0]["jvm_pid"], signal.SIGKILL)
             lost = root / "disks" / places[0]["executor"]
-            lost.rename(root / "lost")  # deleting much state takes seconds, which are no part of this
+            lost.rename(
+                root / "lost"
+            )  # deleting much state takes seconds, which are no part of this
 
     writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", f"{root}/checkpoint")
     queries.append(writer.trigger(availableNow=True).start())

@@ -3,7 +3,7 @@
 ``import statekeep as sk`` has the names that a program needs; ``docs/reference/api.md`` describes
 them, and the few modules for authors of backends. Everything else is private.
 
-A name is loaded when it is asked for: workers, containers and the command line import this package
+A name is loaded when it is asked for: workers, sidecars and the command line import this package
 as well, and need few of them. A name that needs a missing package raises ConfigError with the
 command that installs it.
 """

@@ -3,7 +3,7 @@
 A boundary calls `fault_point` with its name. Nothing happens unless a handler is installed, which
 only tests do: it may kill the process, raise, or take notes. There are two ways to install one:
 `fault_handler` for the calling context, and the environment variable `HANDLER_VARIABLE` for every
-process that inherits it, such as the workers and containers of a Spark job.
+process that inherits it, such as the workers and sidecars of a Spark job.
 """
 
 import os

@@ -29,7 +29,7 @@ _WORKER = (
     "restore.before_request",
     "retain.before_remove",
 )
-_CONTAINER = (
+_SIDECAR = (
     "outbox.before_write",
     "outbox.after_entry",
     "outbox.after_write",
@@ -96,7 +96,7 @@ RESHAPE_POINTS: Sequence[tuple[ProcessKind, str]] = (
 """Where a start with another number of tasks is struck, which workers upload for."""
 POINTS: Mapping[ProcessKind, Sequence[str]] = {
     ProcessKind.WORKER: _WORKER,
-    ProcessKind.CONTAINER: _CONTAINER,
+    ProcessKind.SIDECAR: _SIDECAR,
     ProcessKind.DRIVER: _DRIVER,
 }
 """Where the processes of a job are struck."""
@@ -254,7 +254,7 @@ def _draw_modes(seed: int) -> Sequence[str]:
 
 def _process_at(point: str) -> ProcessKind:
     """Return which process reaches a point that only some backends have."""
-    return ProcessKind.DRIVER if point.startswith("clean_up") else ProcessKind.CONTAINER
+    return ProcessKind.DRIVER if point.startswith("clean_up") else ProcessKind.SIDECAR
 
 
 def _draw_settings(
@@ -327,13 +327,13 @@ def _ways_to(faults: Sequence[PlannedFault]) -> list[PlannedFault]:
     """Return what must strike first for points to be reached that lie off an ordinary run."""
     ways: list[PlannedFault] = []
     if any(_is_in(planned, "roll_forward") for planned in faults):
-        # The containers outlive the driver, and end what it was about to record.
+        # The sidecars outlive the driver, and end what it was about to record.
         ways.append(_stop_driver("way-to-roll-forward", "commit_record.before", 1))
     elif any(_is_in(p, "restore", "adopt") or p.from_run > 1 for p in faults):
         ways.append(_stop_driver("way-to-recovery", "batch_record.after", 3))
     if any(_is_in(planned, "void") for planned in faults):
         failure = ArmedFault(
-            "way-to-void", "snapshot.before", Action.FAIL, nth=2, kind=ProcessKind.CONTAINER
+            "way-to-void", "snapshot.before", Action.FAIL, nth=2, kind=ProcessKind.SIDECAR
         )
         ways.append(PlannedFault(failure))
     if any(_is_in(planned, "move") for planned in faults):
@@ -355,7 +355,7 @@ def _ways_to(faults: Sequence[PlannedFault]) -> list[PlannedFault]:
     if any(_is_in(planned, "upload.after_tail") for planned in faults):
         # What was written stays behind the marker, for the next try to find.
         failure = ArmedFault(
-            "way-to-tail", "transaction.after_commit", Action.FAIL, kind=ProcessKind.CONTAINER
+            "way-to-tail", "transaction.after_commit", Action.FAIL, kind=ProcessKind.SIDECAR
         )
         ways.append(PlannedFault(failure))
     return ways
@@ -403,14 +403,14 @@ _WORKER_CHOICES: Sequence[_Choice] = (
     (Action.FAIL, Consequence.NONE),
     (Action.DELAY, Consequence.NONE),
 )
-_CONTAINER_CHOICES: Sequence[_Choice] = (
+_SIDECAR_CHOICES: Sequence[_Choice] = (
     (Action.CRASH, Consequence.NONE),
     (Action.CRASH, Consequence.NONE),
     (Action.CRASH, Consequence.NONE),
     (Action.STOP, Consequence.HOST),
     (Action.STOP, Consequence.GROUP),
-    (Action.STOP, Consequence.ZOMBIE_CONTAINER),
-    (Action.STOP, Consequence.SLEEPY_CONTAINER),
+    (Action.STOP, Consequence.ZOMBIE_SIDECAR),
+    (Action.STOP, Consequence.SLEEPY_SIDECAR),
     (Action.FAIL, Consequence.NONE),
     (Action.FAIL, Consequence.NONE),
     (Action.DELAY, Consequence.NONE),
@@ -428,7 +428,7 @@ _DRIVER_CHOICES: Sequence[_Choice] = (
 )
 _CHOICES: Mapping[ProcessKind, Sequence[_Choice]] = {
     ProcessKind.WORKER: _WORKER_CHOICES,
-    ProcessKind.CONTAINER: _CONTAINER_CHOICES,
+    ProcessKind.SIDECAR: _SIDECAR_CHOICES,
     ProcessKind.DRIVER: _DRIVER_CHOICES,
 }
 _RECOVERY_CHOICES: Sequence[_Choice] = (

@@ -28,7 +28,7 @@ JOB = "tally"
 _REMOTE_PERIOD_S = 0.4
 _FIRST_TIME_S = 1_700_000_000
 _MORE_COMMITS = 3
-"""Until each commit of the schedule is released: two containers may have uploaded for one attempt,
+"""Until each commit of the schedule is released: two sidecars may have uploaded for one attempt,
 and what the commit does not reach of that goes with it. Tasks sweep what others left as they go."""
 _pool = SessionPool()
 """Sessions outlive schedules; they end with the process."""

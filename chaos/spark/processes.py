@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 EXECUTOR_CLASS = "CoarseGrainedExecutorBackend"
-CONTAINER_MODULE = "statekeep.spark.container"
+SIDECAR_MODULE = "statekeep.spark.sidecar"
 
 
 def command_of(pid: int) -> str:
@@ -23,12 +23,10 @@ def session_of(session: int) -> list[int]:
     return [pid for pid in _all() if (stat := _stat(pid)) and int(stat[3]) == session]
 
 
-def containers_below(directory: Path) -> list[int]:
-    """Return the container processes whose place is below a directory."""
+def sidecars_below(directory: Path) -> list[int]:
+    """Return the sidecar processes whose place is below a directory."""
     texts = {pid: command_of(pid) for pid in _all()}
-    return [
-        pid for pid, text in texts.items() if CONTAINER_MODULE in text and str(directory) in text
-    ]
+    return [pid for pid, text in texts.items() if SIDECAR_MODULE in text and str(directory) in text]
 
 
 def executor_of(pid: int) -> int | None:

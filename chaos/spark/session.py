@@ -91,7 +91,7 @@ class DriverSession:
         return killed
 
     def kill_all(self) -> int:
-        """SIGKILL everything of the session, containers excepted: they have sessions of their own."""
+        """SIGKILL everything of the session, sidecars excepted: they have sessions of their own."""
         killed = 0
         while victims := processes.session_of(self.pid):
             killed += processes.kill(victims)

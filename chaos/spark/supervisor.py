@@ -89,7 +89,7 @@ class Supervisor:
             self._pool.warm_up()
         with self._ending_everything():
             self._run()
-            if self._victims.has_drivers or self._victims.has_containers:
+            if self._victims.has_drivers or self._victims.has_sidecars:
                 self._victims.wake_all(self._look)
                 self.history.failures += self._at_rest()
         return self.history
@@ -139,7 +139,7 @@ class Supervisor:
     def _ending_everything(self) -> Generator[None]:
         try:
             yield
-            self._victims.await_containers()
+            self._victims.await_sidecars()
             self._watch.check_one_winner()
         finally:
             self._victims.end()

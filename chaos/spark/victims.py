@@ -16,7 +16,7 @@ from statekeep.testing.faults.process_plan import Strike
 _POLL_S = 0.03
 _SLEEP_S = 3.0
 _ZOMBIE_S = 40.0
-_CONTAINERS_S = 15.0
+_SIDECARS_S = 15.0
 _RACE_BEGINS = "epoch_record.before"
 """Where a rival is woken: its successor is about to fence it."""
 
@@ -33,13 +33,13 @@ class Victims:
         self._pool = pool
         self._zombies: list[DriverSession] = []
         self._rivals: list[DriverSession] = []
-        self._containers: list[int] = []
+        self._sidecars: list[int] = []
         self._sleeping: list[tuple[float, int]] = []
 
     @property
-    def has_containers(self) -> bool:
-        """Whether a container is asleep until the end."""
-        return bool(self._containers)
+    def has_sidecars(self) -> bool:
+        """Whether a sidecar is asleep until the end."""
+        return bool(self._sidecars)
 
     @property
     def has_drivers(self) -> bool:
@@ -60,7 +60,7 @@ class Victims:
                 return "died"
             case Consequence.GROUP:
                 session.kill_all()
-                self._kill_containers()
+                self._kill_sidecars()
                 return "died"
             case Consequence.ZOMBIE_DRIVER | Consequence.RIVAL_DRIVER:
                 is_rival = consequence is Consequence.RIVAL_DRIVER
@@ -68,10 +68,10 @@ class Victims:
                 self._pool.drop()
                 self._pool.warm_up()
                 return "fenced"
-            case Consequence.ZOMBIE_CONTAINER:
-                self._containers.append(strike.pid)
+            case Consequence.ZOMBIE_SIDECAR:
+                self._sidecars.append(strike.pid)
                 self._kill_executor(strike)
-            case Consequence.SLEEPY_CONTAINER:
+            case Consequence.SLEEPY_SIDECAR:
                 self._sleeping.append((time.monotonic() + _SLEEP_S, strike.pid))
             case Consequence.NONE:
                 pass
@@ -94,23 +94,23 @@ class Victims:
 
     def wake_all(self, look: Callable[[], None]) -> None:
         """Let what was stopped go on after its successor has ended the job, to its end."""
-        for pid in self._containers:
+        for pid in self._sidecars:
             processes.send(pid, signal.SIGCONT)
         for session in [*self._zombies, *self._rivals]:
             self._wake_driver(session)
             self._await_zombie(session, look)
         for session in [*self._zombies, *self._rivals]:
             session.kill_all()
-        self._containers.clear()
+        self._sidecars.clear()
         self._zombies.clear()
         self._rivals.clear()
-        self.await_containers()
+        self.await_sidecars()
 
-    def await_containers(self) -> None:
-        """Containers end by themselves, once their executors have gone or the job told them to."""
-        if not _await(lambda: not self._running_containers(), _CONTAINERS_S):
-            texts = [processes.command_of(pid) for pid in self._running_containers()]
-            self._history.failures.append(f"a container outlives its job: {texts}")
+    def await_sidecars(self) -> None:
+        """Sidecars end by themselves, once their executors have gone or the job told them to."""
+        if not _await(lambda: not self._running_sidecars(), _SIDECARS_S):
+            texts = [processes.command_of(pid) for pid in self._running_sidecars()]
+            self._history.failures.append(f"a sidecar outlives its job: {texts}")
 
     def end(self) -> None:
         """End whatever is left."""
@@ -118,21 +118,21 @@ class Victims:
             session.kill_all()
         for _, pid in self._sleeping:
             processes.send(pid, signal.SIGCONT)
-        self._kill_containers()
+        self._kill_sidecars()
 
-    def _running_containers(self) -> list[int]:
-        return processes.containers_below(self._places.root)
+    def _running_sidecars(self) -> list[int]:
+        return processes.sidecars_below(self._places.root)
 
-    def _kill_containers(self) -> None:
-        self._history.kills += processes.kill(self._running_containers())
+    def _kill_sidecars(self) -> None:
+        self._history.kills += processes.kill(self._running_sidecars())
 
     def _kill_executor(self, strike: Strike, *, is_host: bool = False) -> None:
-        executor = processes.executor_of(strike.pid) or _executor_of_container(strike.pid)
+        executor = processes.executor_of(strike.pid) or _executor_of_sidecar(strike.pid)
         if executor is not None:
             victims = [executor, *processes.descendants_of(executor)]
             self._history.kills += processes.kill(victims)
         if is_host:
-            if processes.CONTAINER_MODULE in processes.command_of(strike.pid):
+            if processes.SIDECAR_MODULE in processes.command_of(strike.pid):
                 processes.kill([strike.pid])
             self._lost.wipe(is_in_part=True)
 
@@ -153,7 +153,7 @@ class Victims:
             self._history.failures.append("a woken driver does not end")
 
 
-def _executor_of_container(pid: int) -> int | None:
+def _executor_of_sidecar(pid: int) -> int | None:
     watched = processes.watched_by(pid)
     executors = [one for one in watched if processes.EXECUTOR_CLASS in processes.command_of(one)]
     return executors[0] if executors else None

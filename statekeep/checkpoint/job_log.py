@@ -117,7 +117,7 @@ class JobLog(ABC):
 
 
 class CheckpointStore(ABC):
-    """Where containers put each task's checkpoint for the driver to gather.
+    """Where sidecars put each task's checkpoint for the driver to gather.
 
     What stands here counts for nothing until a commit record holds it.
 

@@ -1,10 +1,10 @@
-"""Checkpoints in Samza's JSON, and what a container writes for one task of an attempt.
+"""Checkpoints in Samza's JSON, and what a sidecar writes for one task of an attempt.
 
 Source: Samza 1.8 ``CheckpointV2Serde``; ``docs/reference/formats.md`` has the tables.
 Unlike Samza's own reader, a stream name may hold dots: the system of an input offset's key ends at
 the first dot, the partition begins after the last one.
 
-Events that a container of Spark has seen go to the driver in these entries and in its answers. They are
+Events that a sidecar of Spark has seen go to the driver in these entries and in its answers. They are
 for people only: what cannot be read is left out, and nothing else suffers.
 """
 
@@ -52,7 +52,7 @@ _event_decoder: Final = msgspec.json.Decoder(_Events | None)
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """Return events in JSON; those that a container does not see are left out."""
+    """Return events in JSON; those that a sidecar does not see are left out."""
     found = _Events()
     for event in events:
         match event:
@@ -74,7 +74,7 @@ def decode_events(carried: bytes) -> Iterator[Event]:
     try:
         found = _event_decoder.decode(carried)
     except msgspec.DecodeError as exc:
-        logger.debug("events of a container cannot be read: error=%s", exc)
+        logger.debug("events of a sidecar cannot be read: error=%s", exc)
         return
     if found is not None:
         yield from found.snapshots
@@ -188,7 +188,7 @@ def decode_checkpoint_v2(data: bytes, where: str) -> CheckpointV2:
 
 @dataclass(frozen=True, slots=True)
 class FinishedTask:
-    """What a container writes once a task's uploads of an attempt are durable."""
+    """What a sidecar writes once a task's uploads of an attempt are durable."""
 
     checkpoint: CheckpointV2
     version_id: VersionId | None
@@ -208,12 +208,12 @@ class FinishedTask:
     state_bytes: int = 0
     """Size of the version's stores on the local disk; for people."""
     events: bytes = NO_EVENTS
-    """What the container has seen, for listeners (`encode_events`)."""
+    """What the sidecar has seen, for listeners (`encode_events`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailedTask:
-    """What a container writes when a task's part of an attempt has failed."""
+    """What a sidecar writes when a task's part of an attempt has failed."""
 
     step: str
     """As `CommitFailedError.step`."""

@@ -219,7 +219,7 @@ class TaskSettings:
 
 @dataclass(frozen=True, slots=True)
 class ContainerSettings:
-    """The pools of a container and its end."""
+    """The pools of a container, and the end of a sidecar."""
 
     commit_pool_size: int = setting(
         "job.container.commit.thread.pool.size", whole_number(1, what="threads"), 2
@@ -240,12 +240,12 @@ class ContainerSettings:
     )
     """Most threads for restores of one container, however many tasks it has. *As for commits.*"""
     grace_ms: int = setting("job.container.grace.ms", milliseconds(0), 60_000)
-    """How long a container outlives its executor to finish uploads. *One commit interval: enough
+    """How long a sidecar outlives its executor to finish uploads. *One commit interval: enough
     to finish the upload in flight, and no process stays on the host for long.*"""
     idle_ms: int = setting("job.container.idle.ms", milliseconds(0), 600_000)
-    """How long a container waits for the next request before it ends; 0: as long as its
+    """How long a sidecar waits for the next request before it ends; 0: as long as its
     executor lives. The next request starts it again. *Ten commit intervals. A task that outlives
-    its job may start a container that no driver stops; this ends it.*"""
+    its job may start a sidecar that no driver stops; this ends it.*"""
 
     def commit_pool_threads(self, task_count: int) -> int:
         """Return the size of the commit pool: one thread per task, within the two bounds.

@@ -183,7 +183,7 @@ async def _clean_up(
 
 
 async def _delete_checkpoints(storage: LogStorage, sweep: Sweep) -> None:
-    """Delete what containers wrote for the driver to gather, of attempts that are closed."""
+    """Delete what sidecars wrote for the driver to gather, of attempts that are closed."""
     if not sweep.closed:
         return
     store = storage.checkpoint_store()

@@ -55,7 +55,7 @@ class LogStorage:
     clock: Clock
 
     def checkpoint_store(self) -> CheckpointStore:
-        """Return where containers put checkpoints for the driver; closed by the caller."""
+        """Return where sidecars put checkpoints for the driver; closed by the caller."""
         return open_checkpoint_store(
             self.factories, self.log_backend, self.scope, self.executor, self.clock
         )

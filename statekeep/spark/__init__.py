@@ -1,1 +1,1 @@
-"""The PySpark runtime; containers live in it too, and need no PySpark."""
+"""The PySpark runtime; sidecars live in it too, and need no PySpark."""

@@ -98,7 +98,7 @@ def _check_uris(config: Config) -> None:
             raise ConfigError(
                 f"the location of a backend must be absolute: backend={backend} uri={uri}",
                 key=f"backends.{backend}.uri",
-                hint="executors and containers have working directories of their own",
+                hint="executors and sidecars have working directories of their own",
             )
 
 
@@ -107,5 +107,5 @@ def _check_local_dir(config: Config) -> None:
         raise ConfigError(
             f"the local directory must be absolute: path={config.job.local_dir}",
             key="job.logged.store.base.dir",
-            hint="executors and containers have working directories of their own",
+            hint="executors and sidecars have working directories of their own",
         )

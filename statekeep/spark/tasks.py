@@ -1,4 +1,4 @@
-"""What tasks are called, and where they keep their state; known to containers, without Spark."""
+"""What tasks are called, and where they keep their state; known to sidecars, without Spark."""
 
 from pathlib import Path
 from typing import Final
@@ -35,7 +35,7 @@ def operator_tasks(number: int, operators: int, partitions: int) -> range:
 
 
 def local_directory(local_dir: Path, local_name: str, partition: int) -> TaskDirectory:
-    """Return the local directory of a task, for tasks and containers."""
+    """Return the local directory of a task, for tasks and sidecars."""
     identity = TaskIdentity(local_name, MAIN_OPERATOR, task_name(partition))
     return TaskDirectory.of(local_dir, identity)
 

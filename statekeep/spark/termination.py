@@ -22,7 +22,7 @@ from pyspark import SparkContext
 logger = logging.getLogger(__name__)
 
 _MARGIN_S: Final = 5.0
-"""Beyond ``task.shutdown.ms``, for containers to end and for Spark to stop a query."""
+"""Beyond ``task.shutdown.ms``, for sidecars to end and for Spark to stop a query."""
 _ONE_KEY_S: Final = 0.5
 """A program such as ``timeout`` sends one Ctrl-C to the process and to its group: that is one signal."""
 _ENDED: Final = "Ctrl-C: the queries have ended"

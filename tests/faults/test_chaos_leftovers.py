@@ -15,12 +15,12 @@ def places(tmp_path: Path) -> Places:
     for name in ("main/Partition_0/4_ab/state", "container-app-1-0"):
         (tmp_path / "local" / "tally-1" / name).mkdir(parents=True)
     for log in ("container.log", "container.log.1"):
-        (container_of(Places(tmp_path)) / log).touch()
+        (sidecar_of(Places(tmp_path)) / log).touch()
     (tmp_path / "checkpoint").mkdir()
     return Places(tmp_path)
 
 
-def container_of(places: Places) -> Path:
+def sidecar_of(places: Places) -> Path:
     return places.local / "tally-1" / "container-app-1-0"
 
 
@@ -37,13 +37,13 @@ def leave_a_shadow(places: Places) -> Path:
 
 
 def leave_an_outbox(places: Places) -> Path:
-    left = container_of(places) / "outbox"
+    left = sidecar_of(places) / "outbox"
     left.mkdir()
     return left
 
 
 def leave_a_socket(places: Places) -> Path:
-    left = socket_of(container_of(places))
+    left = socket_of(sidecar_of(places))
     left.parent.mkdir(parents=True, exist_ok=True)
     left.touch()
     return left
@@ -70,10 +70,10 @@ def test_nothing_else_may_stay(
             left.unlink()
 
 
-def test_the_place_of_a_container_that_was_killed_is_left_to_the_next_application(
+def test_the_place_of_a_sidecar_that_was_killed_is_left_to_the_next_application(
     places: Places,
 ) -> None:
-    lock = container_of(places) / "lock"
+    lock = sidecar_of(places) / "lock"
     lock.touch()
     outbox = leave_an_outbox(places)
     assert leftovers(places, has_killed=True) == []

@@ -141,9 +141,9 @@ def test_corrupting_damages_one_file_and_leaves_its_other_links_whole(
 
 def test_a_plan_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     plan = ProcessPlan(
-        [failing(kind=ProcessKind.CONTAINER, nth=3), ArmedFault("b", "x.*", Action.STOP)],
+        [failing(kind=ProcessKind.SIDECAR, nth=3), ArmedFault("b", "x.*", Action.STOP)],
         tmp_path / "claims",
     )
     plan.write(tmp_path / "plan.json")
-    assert json.loads((tmp_path / "plan.json").read_text())["faults"][0]["kind"] == "container"
+    assert json.loads((tmp_path / "plan.json").read_text())["faults"][0]["kind"] == "sidecar"
     assert ProcessPlan.read(tmp_path / "plan.json") == plan

@@ -17,7 +17,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def processes_that_name(directory: Path) -> list[int]:
-    """Return the processes with a directory in their command line: containers leave the tree of their parents."""
+    """Return the processes with a directory in their command line: sidecars leave the tree of their parents."""
     entries = Path("/proc").glob("[0-9]*")
     return [int(e.name) for e in entries if str(directory) in command_of(int(e.name))]
 

@@ -65,7 +65,7 @@ def threads_of(jvm: int) -> str:
 
 @pytest.fixture(scope="session")
 def fault_plan(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that each container reads when it starts: the faults that strike there."""
+    """The file that each sidecar reads when it starts: the faults that strike there."""
     path = tmp_path_factory.mktemp("faults") / "plan.json"
     ProcessPlan([], path.parent / "claims").write(path)
     return path
@@ -224,7 +224,7 @@ def stream(spark: SparkSession, tmp_path: Path) -> Iterator[Stream]:
 
 @pytest.fixture
 def arm(fault_plan: Path, tmp_path: Path) -> Iterator[Callable[..., ProcessPlan]]:
-    """Arm the containers that start from now on, by a call with the faults; disarmed at the end."""
+    """Arm the sidecars that start from now on, by a call with the faults; disarmed at the end."""
     claims = tmp_path / "claims"
 
     def write(*faults: ArmedFault) -> ProcessPlan:

@@ -13,15 +13,15 @@ from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.task_functions import answer
 
 
-def container_processes(local_dir: Path) -> dict[int, str]:
-    """Return the command lines of the containers below a local directory, by process id."""
+def sidecar_processes(local_dir: Path) -> dict[int, str]:
+    """Return the command lines of the sidecars below a local directory, by process id."""
     found: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             command = entry.read_bytes().replace(b"\0", b" ").decode()
         except (FileNotFoundError, ProcessLookupError):
             continue
-        if "statekeep.spark.container" in command and f"{local_dir}/" in command:
+        if "statekeep.spark.sidecar" in command and f"{local_dir}/" in command:
             found[int(entry.parent.name)] = command
     return found
 

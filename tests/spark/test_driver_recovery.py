@@ -15,7 +15,7 @@ from conftest import PARTITIONS, Stream, events_of, lose_directory
 from processors import Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from spark_processes import container_processes, wait_until
+from spark_processes import sidecar_processes, wait_until
 
 import statekeep as sk
 from statekeep.checkpoint.records import BatchRecord, decode_record
@@ -159,11 +159,11 @@ def test_a_commit_is_completed_whose_driver_was_killed_after_the_last_upload(
 
 
 @pytest.mark.long
-def test_a_commit_whose_containers_died_with_the_driver_is_not_waited_for(
+def test_a_commit_whose_sidecars_died_with_the_driver_is_not_waited_for(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
     stream.add_batches(3)
-    kind, point = ProcessKind.CONTAINER, "entry.before_write"
+    kind, point = ProcessKind.SIDECAR, "entry.before_write"
     fault = ArmedFault("death", point, Action.CRASH, kind=kind, is_once=False)
     plan = ProcessPlan([fault], stream.root / "claims")
     plan.write(stream.root / "plan.json")
@@ -183,11 +183,11 @@ def test_a_commit_whose_containers_died_with_the_driver_is_not_waited_for(
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
-    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
 
     query = stream.run()
 
-    assert "no container is left to finish a task's backup" in caplog.text
+    assert "no sidecar is left to finish a task's backup" in caplog.text
     assert all(not commit["was_rolled_forward"] for commit in events_of(query, "commit"))
     assert stream.delivered == []
     assert query.lastCommit is not None

@@ -111,7 +111,7 @@ def test_batches_run_again_after_a_loss_by_the_same_watermarks(
     def crash(batch: int) -> None:
         if batch == 2 and not (stream.root / "crashed").exists():
             (stream.root / "crashed").touch()
-            for state in (stream.root / "local").glob("*/main"):  # containers write beside it
+            for state in (stream.root / "local").glob("*/main"):  # sidecars write beside it
                 lose_directory(state)
             raise RuntimeError("crashed as planned")
 

@@ -14,7 +14,7 @@ def _whole(stream: Stream) -> list[Path]:
     return [stream.local_dir]
 
 
-def _containers(stream: Stream) -> list[Path]:
+def _sidecars(stream: Stream) -> list[Path]:
     return list(stream.local_dir.glob("*/container-*"))
 
 
@@ -22,7 +22,7 @@ def _outboxes(stream: Stream) -> list[Path]:
     return list(stream.local_dir.glob("*/container-*/outbox"))
 
 
-@pytest.mark.parametrize("find", [_whole, _containers, _outboxes])
+@pytest.mark.parametrize("find", [_whole, _sidecars, _outboxes])
 @pytest.mark.parametrize("is_every_batch", [False, True], ids=["async", "every batch"])
 def test_a_directory_of_local_state_that_is_deleted_under_a_query_costs_nothing(
     stream: Stream,

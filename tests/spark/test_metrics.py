@@ -1,4 +1,4 @@
-"""What listeners learn of a query: of its driver, and of the containers beside its executors."""
+"""What listeners learn of a query: of its driver, and of the sidecars beside its executors."""
 
 import socket
 import subprocess
@@ -192,7 +192,7 @@ def requests_of(query: sk.StatefulStreamingQuery) -> Counter[tuple[str, str]]:
     return found
 
 
-def test_the_requests_of_driver_and_containers_are_on_record_with_and_without_listeners(
+def test_the_requests_of_driver_and_sidecars_are_on_record_with_and_without_listeners(
     stream: Stream,
 ) -> None:
     stream.add_batches(2)

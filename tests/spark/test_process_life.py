@@ -1,4 +1,4 @@
-"""What begins and ends beside a query: containers, placement tables, shadow locations, executors."""
+"""What begins and ends beside a query: sidecars, placement tables, shadow locations, executors."""
 
 import logging
 import os
@@ -14,20 +14,20 @@ from typing import Any
 import pyspark
 import pytest
 from conftest import PARTITIONS, Stream, events_of, lose_directory
-from container_process_kit import VERSION, submit_versions
 from newcomer_kit import without_daemon
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
-from spark_processes import container_processes, executors_of, wait_until
+from sidecar_process_kit import VERSION, submit_versions
+from spark_processes import executors_of, sidecar_processes, wait_until
 
 from statekeep.errors import ConfigError, StateBackupError
-from statekeep.spark.container.launch import take_lock
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.paths import ContainerPaths, container_paths
 from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.query_watch import StopDeadline
 from statekeep.spark.placement import Placement, spread
+from statekeep.spark.sidecar.launch import take_lock
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.paths import SidecarPaths, sidecar_paths
 from statekeep.spark.worker.job_spec import SubmitPlan
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -54,10 +54,10 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     query = writer.option("checkpointLocation", str(stream.location)).start()
     query.processAllAvailable()
     query.stop()
-    assert container_processes(stream.local_dir) == {}
-    containers = [ContainerPaths(path) for path in stream.local_dir.glob("*/container-*")]
-    assert containers
-    for paths in containers:
+    assert sidecar_processes(stream.local_dir) == {}
+    sidecars = [SidecarPaths(path) for path in stream.local_dir.glob("*/container-*")]
+    assert sidecars
+    for paths in sidecars:
         assert [path.name for path in paths.directory.iterdir()] == ["container.log"]
         assert not paths.socket.exists()
     assert list(stream.local_dir.rglob("work-*")) == []
@@ -105,7 +105,7 @@ def test_placement_needs_no_python_workers_of_its_own(spark: SparkSession) -> No
     assert "RDD" not in plan  # what a list becomes: Spark sends it through workers of another kind
 
 
-def test_a_container_is_there_before_anything_is_submitted(stream: Stream) -> None:
+def test_a_sidecar_is_there_before_anything_is_submitted(stream: Stream) -> None:
     stream.add_batches(1)
     stream.settings = {"task.commit.ms": 600_000}
     writer = stream.stateful().writeStream.foreachBatch(stream.sink)
@@ -115,14 +115,14 @@ def test_a_container_is_there_before_anything_is_submitted(stream: Stream) -> No
 
     def places() -> list[str]:
         """Where they live: one for each executor that has begun anything."""
-        return [command.split()[-2] for command in container_processes(stream.local_dir).values()]
+        return [command.split()[-2] for command in sidecar_processes(stream.local_dir).values()]
 
     # Until it has ended, the process that launches one is another one of its name.
     assert wait_until(lambda: len(set(places())) == len(places()) > 0)
     query.stop()
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 0
-    assert container_processes(stream.local_dir) == {}
+    assert sidecar_processes(stream.local_dir) == {}
 
 
 def test_a_start_sees_which_uploads_of_an_older_driver_are_in_progress(
@@ -142,15 +142,13 @@ def test_a_start_sees_which_uploads_of_an_older_driver_are_in_progress(
         checkpoints={},
     )
     assert jobs.abandoned(plan) == set(range(PARTITIONS))
-    paths = container_paths(stream.local_dir, jobs._spec.local_name, "older", "1")
+    paths = sidecar_paths(stream.local_dir, jobs._spec.local_name, "older", "1")
     paths.prepare()
-    container = take_lock(
-        paths
-    )  # without it, the containers of this query would sweep the directory
-    assert container is not None
+    sidecar = take_lock(paths)  # without it, the sidecars of this query would sweep the directory
+    assert sidecar is not None
     Outbox(paths.outbox).replace([submit_versions(partition=1)])
     assert jobs.abandoned(plan) == set(range(PARTITIONS)) - {1}
-    container.pass_on()  # to a process that has died
+    sidecar.pass_on()  # to a process that has died
     assert jobs.abandoned(plan) == set(range(PARTITIONS))
     query.stop()
 
@@ -323,7 +321,7 @@ def test_executors_may_be_taken_away_and_given(
     assert taken not in hosts[3].values()
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 4
-    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
 
     def look(batch: int) -> None:
@@ -369,7 +367,7 @@ def test_the_tasks_of_an_executor_that_is_decommissioned_move_with_their_state(
     assert query.lastCommit.batch == 5
     # The cluster manager was told to keep their number.
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
-    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
 
 
 def spark_submit() -> list[str]:
@@ -471,7 +469,7 @@ def test_a_driver_that_is_told_to_end_commits_first(
     said = without_daemon(log.read_bytes()[begin:].decode())
     assert len(said.splitlines()) < 20, said
     assert "Traceback" not in said
-    assert wait_until(lambda: container_processes(stream.local_dir) == {})
+    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
     stream.settings = {"blob.store.uri": str(stream.root / "backup"), "task.count": 2}
     lose_directory(stream.local_dir)
     stream.add_batches(1)

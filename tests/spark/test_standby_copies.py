@@ -68,7 +68,7 @@ def test_tasks_of_a_lost_disk_go_on_from_their_copies(tmp_path: Path, copies: in
     assert said["replayed"] == list(range(COMMITS + 1, KILLS + 1))
     if copies == 2:
         assert (said["reads"], said["restored"]) == (0, [])
-        # The driver never learns what the container of the lost executor had made.
+        # The driver never learns what the sidecar of the lost executor had made.
         assert sum(found["tasks"] for found in said["copies"]) >= 4
         assert not any(found["failures"] for found in said["copies"])
     else:

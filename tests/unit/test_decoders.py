@@ -94,20 +94,6 @@ from statekeep.errors import (
     UnknownFormatError,
 )
 from statekeep.spark.batch_token import BatchToken, decode_token, encode_token
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.paths import NO_JVM, ContainerSpec
-from statekeep.spark.container.protocol import (
-    Candidate,
-    Done,
-    Hello,
-    OtherVersion,
-    Restore,
-    SubmitVersion,
-    decode_answer,
-    decode_greeting,
-    decode_request,
-    encode,
-)
 from statekeep.spark.driver.commit_records import stands_apart, topic_offsets
 from statekeep.spark.operator.clock import encode_time
 from statekeep.spark.operator.codec import ValueCodec, list_header
@@ -121,6 +107,20 @@ from statekeep.spark.operator.registry import (
     encode_registry,
     read_schema,
     stored_variables,
+)
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.paths import NO_JVM, SidecarSpec
+from statekeep.spark.sidecar.protocol import (
+    Candidate,
+    Done,
+    Hello,
+    OtherVersion,
+    Restore,
+    SubmitVersion,
+    decode_answer,
+    decode_greeting,
+    decode_request,
+    encode,
 )
 from statekeep.spark.state.variable import StoredRows
 from statekeep.stores.delta import MAGIC, Change, DeltaHeader, DeltaReader, DeltaWriter
@@ -734,7 +734,7 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
         partition=0,
         candidates=[Candidate(version="3_00000000", checkpoint=RAW_CHECKPOINT, stores=["state"])],
     )
-    spec = ContainerSpec(
+    spec = SidecarSpec(
         job_name="job",
         job_uid="0" * 16,
         operator="main",
@@ -808,7 +808,7 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
         ),
         Decoder("answer of a container", decode_answer, [encode(Done(version="3_00000000"))]),
         Decoder("entry of an outbox", read_outbox, [encode(submit_versions)]),
-        Decoder("spec of a container", ContainerSpec.decode, [msgspec.json.encode(spec)]),
+        Decoder("spec of a container", SidecarSpec.decode, [msgspec.json.encode(spec)]),
         Decoder("registry of variables", read_registry, [registry]),
         Decoder("stored value", values.decode, [value]),
         Decoder("stored list", values.decode_list, [b"\xdd\x00\x00\x00\x01" + value]),

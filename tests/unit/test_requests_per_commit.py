@@ -23,7 +23,7 @@ from benchmarks.requests import (
     measure_plain_starts_in_memory,
 )
 from statekeep.events import RequestDone
-from statekeep.spark.container import work
+from statekeep.spark.sidecar import work
 
 KINDS = {"put": "PUT", "get": "GET", "init": "HEAD", "list": "LIST", "delete": "DELETE"}
 """What S3 calls the operations of the counters."""

@@ -97,7 +97,7 @@ _EMPTY_BATCHES: Final = "spark.sql.streaming.noDataMicroBatches.enabled"
 _ATTACH_S: Final = 60.0
 _POLL_S: Final = 0.25
 _MARGIN_S: Final = 5.0
-"""Beyond ``task.shutdown.ms``: for a batch that was cancelled to return, for containers to end."""
+"""Beyond ``task.shutdown.ms``: for a batch that was cancelled to return, for sidecars to end."""
 
 
 class StatefulJob:
@@ -419,7 +419,7 @@ class StatefulJob:
     def _wire_commits(self, storage: JobStorage, spec: JobSpec) -> None:
         """Make what commits and what cleans up after them."""
         executor, partitions = self._thread.executor, self._identity.partitions
-        # The driver deletes for all tasks, as containers upload for theirs.
+        # The driver deletes for all tasks, as sidecars upload for theirs.
         executor.raise_cap(self._config.container.commit_pool_threads(partitions))
 
         async def read_query_state(batch: int) -> QueryState:
@@ -540,7 +540,7 @@ class StatefulJob:
             self._clock,
             self._config.task.shutdown_ms,
         )
-        # The batch that was cancelled has returned by then, and the containers had time to end.
+        # The batch that was cancelled has returned by then, and the sidecars had time to end.
         self._thread.give_up_calls_once(lambda: deadline.is_over_since(2 * _MARGIN_S))
         self._thread.spawn(deadline.watch())
         threading.Thread(
@@ -754,7 +754,7 @@ class StatefulJob:
             self.close()
 
     def _end(self, deadline: StopDeadline, *, is_committing: bool) -> None:
-        """Commit what was delivered, within ``task.shutdown.ms``; then let the containers end."""
+        """Commit what was delivered, within ``task.shutdown.ms``; then let the sidecars end."""
         timeout_s = deadline.remaining_s() + _MARGIN_S
         if not self._turn.acquire(timeout=timeout_s):
             logger.warning("the running batch does not end: timeout_s=%s", timeout_s)
@@ -765,15 +765,15 @@ class StatefulJob:
                 self._thread.run(self._begin_last_clean_up())
         finally:
             deadline.end()
-            self._stop_containers(max(deadline.remaining_s(), _MARGIN_S))
+            self._stop_sidecars(max(deadline.remaining_s(), _MARGIN_S))
 
     async def _begin_last_clean_up(self) -> None:
         """Let `close` wait for a clean-up: the next query of the job may be a long time off."""
         if self._clean_up is not None:
             self._clean_up.start(is_forced=True)
 
-    def _stop_containers(self, timeout_s: float) -> None:
-        """Let the containers end once their uploads are done, if there still are executors."""
+    def _stop_sidecars(self, timeout_s: float) -> None:
+        """Let the sidecars end once their uploads are done, if there still are executors."""
         is_committed = self.fenced is None and (self._commits.committed_batch == self._batches.head)
         end_session = partial(self._jobs.end_session, is_committed=is_committed)
         stopping = self._thread.submit(self._thread.executor.run(end_session))
@@ -785,7 +785,7 @@ class StatefulJob:
             stopping.result()
         except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
             logger.warning(
-                "containers could not be stopped and end with their executors: error=%s", exc
+                "sidecars could not be stopped and end with their executors: error=%s", exc
             )
 
     def _committed(self, summary: CommitSummary) -> None:

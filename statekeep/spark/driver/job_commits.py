@@ -74,7 +74,7 @@ _LONGEST_POLL_S: Final = 0.5
 
 @dataclass(slots=True)
 class GatheredTasks:
-    """What the containers have written for the tasks of one attempt."""
+    """What the sidecars have written for the tasks of one attempt."""
 
     checkpoints: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """``{partition: CheckpointV2 in JSON}``"""
@@ -104,13 +104,13 @@ async def gather(
 
     Args:
         plan: The attempt.
-        checkpoints: Where the containers write.
+        checkpoints: Where the sidecars write.
         clock: For the pauses.
         is_awaited: Whether a caller waits for the entries: then pauses are shorter.
         deadline_ns: Monotonic time at which an entry that lacks is waited for no longer; None
             sets no limit.
         on_finished: Called with each entry as it is found.
-        report: Gets what the containers have seen.
+        report: Gets what the sidecars have seen.
 
     Raises:
         CommitFailedError: A task reports a failure, or its entry does not follow the newest commit.
@@ -227,7 +227,7 @@ class JobCommits(CommitListener):
 
         Args:
             log: Taken over by this driver.
-            checkpoints: Where containers put each task's entry.
+            checkpoints: Where sidecars put each task's entry.
             gate: Decides whether a commit may start.
             clock: For delays and polling.
             identity: What the commit record says of the job.
@@ -239,7 +239,7 @@ class JobCommits(CommitListener):
             find_outdated: Asked at each commit which backups a rotation of keys has left behind: those
                 tasks upload again too.
             report: Gets every upload and commit, on the loop.
-            is_observed: Whether it wants to know, too, what containers see.
+            is_observed: Whether it wants to know, too, what sidecars see.
         """
         self._log = log
         self._checkpoints = checkpoints
@@ -282,7 +282,7 @@ class JobCommits(CommitListener):
     def open_plan(self) -> SubmitPlan | None:
         """The plan of the open attempt once its tasks have submitted, else None.
 
-        Submitting it again is safe: it makes up for containers that died meanwhile.
+        Submitting it again is safe: it makes up for sidecars that died meanwhile.
         """
         attempt = self._committer.open_attempt
         return None if attempt is None or attempt.work is None else self._plan
@@ -576,9 +576,9 @@ def submit_beside_batches(thread: CommitThread, jobs: TaskJobs) -> SubmitVersion
 
 
 class Resubmission:
-    """Submits the open attempt again if it takes long: its container may have died.
+    """Submits the open attempt again if it takes long: its sidecar may have died.
 
-    A container ignores what it works on already or has finished; a new one begins.
+    A sidecar ignores what it works on already or has finished; a new one begins.
     """
 
     def __init__(
@@ -654,7 +654,7 @@ def job_clean_up(
         partitions: How many tasks it has.
         factories: Its backends.
         log: Taken over by this driver.
-        checkpoints: Where containers put each task's entry.
+        checkpoints: Where sidecars put each task's entry.
         executor: For blocking calls.
         clock: For ages and durations.
         on_gone: Called once a clone uses nothing of other jobs any more.

@@ -61,7 +61,7 @@ class CheckpointLocation:
     def shared_uri(self) -> str:
         """The location as every process of the job finds it.
 
-        Executors and containers have working directories of their own, and no default file system
+        Executors and sidecars have working directories of their own, and no default file system
         of Hadoop's: ``checkpoint`` or ``/checkpoint`` would lead each of them elsewhere.
         """
         return self.uri if urlsplit(self.uri).scheme else self._qualified

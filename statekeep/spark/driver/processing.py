@@ -90,7 +90,7 @@ class BatchResult:
     """State variables that some task holds and the processor does not declare."""
     local: LocalState = field(default_factory=LocalState)
     followed: Counter[str] = field(default_factory=Counter[str])
-    """What containers have told of the copies that they make, by the names of its fields."""
+    """What sidecars have told of the copies that they make, by the names of its fields."""
     by_operator: dict[int, "BatchResult"] = field(default_factory=dict[int, "BatchResult"])
     """The part of each operator; empty in a part."""
 

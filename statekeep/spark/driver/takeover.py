@@ -145,7 +145,7 @@ _LOOKS: Final = 8
 
 
 FindAbandoned = Callable[[SubmitPlan], Awaitable[Collection[int]]]
-"""Returns the partitions of an attempt whose version no container of any executor's host has to upload."""
+"""Returns the partitions of an attempt whose version no sidecar of any executor's host has to upload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ class Takeover:
 
         Args:
             log: Of the job; open.
-            checkpoints: Where the containers put their entries.
+            checkpoints: Where the sidecars put their entries.
             location: The query's checkpoint location.
             thread: Runs what the log is asked.
             start_from: The checkpoint id from which a new query is to go on, if the settings name one.
@@ -459,7 +459,7 @@ async def roll_forward(
     Args:
         resumption: Where the job goes on.
         view: The job log.
-        checkpoints: Where the containers put their entries.
+        checkpoints: Where the sidecars put their entries.
         commits: Writes the commit record.
         identity: Of the job as it is now.
         clock: For the wait.
@@ -467,7 +467,7 @@ async def roll_forward(
 
     Returns:
         The commit; None if there is no such attempt, or if it cannot be completed: a task failed, no
-        living container is seen that uploads its version, its entry cannot be read, or the uploads
+        living sidecar is seen that uploads its version, its entry cannot be read, or the uploads
         take longer than a start should.
 
     Raises:
@@ -510,11 +510,11 @@ async def _gather(
     with suppress(EntriesLackError):
         return await gather(plan, checkpoints, clock, deadline_ns=clock.monotonic_ns())
     abandoned = await _ask_hosts(plan, find_abandoned, _ROLL_FORWARD_NS / 1e9)
-    # Looked for afterwards: a container writes the entry before it forgets the submission.
+    # Looked for afterwards: a sidecar writes the entry before it forgets the submission.
     entries = await checkpoints.read(f"{plan.epoch}-{plan.attempt}")
     in_vain = set(abandoned) - {partition_of(task) for task in entries}
     if in_vain:
-        msg = f"no container is left to finish a task's backup: task={task_name(min(in_vain))}"
+        msg = f"no sidecar is left to finish a task's backup: task={task_name(min(in_vain))}"
         raise CommitFailedError(msg, checkpoint_id=plan.checkpoint_id, step="upload")
     return await gather(plan, checkpoints, clock, deadline_ns=deadline_ns)
 

@@ -179,7 +179,7 @@ class TaskJobs:
         self._background = background
         self.rebalancer = rebalancer
         self.epoch = 0
-        """Of this driver, once it has taken over: goes with each request to a container."""
+        """Of this driver, once it has taken over: goes with each request to a sidecar."""
         self.executors: dict[int, str] = {}
         """Where each task has processed its newest batch."""
         self.disks: dict[str, str] = {}
@@ -247,7 +247,7 @@ class TaskJobs:
             schema = StructType([*schema.fields]).add(ROWS_COLUMN, LongType())
         found = self.placement.process(
             rows,
-            lambda batches: task_functions.beside_container(
+            lambda batches: task_functions.beside_sidecar(
                 process_slot(batches, spec, plan, slots), spec, plan.epoch
             ),
             schema=schema,
@@ -295,7 +295,7 @@ class TaskJobs:
         """
         spec, epoch = self._spec, self.epoch
         answers = self.placement.run_everywhere(
-            lambda tasks: task_functions.beside_container(
+            lambda tasks: task_functions.beside_sidecar(
                 task_functions.locate(
                     tasks, spec, candidates, epoch=epoch, is_thorough=is_thorough
                 ),
@@ -319,7 +319,7 @@ class TaskJobs:
         candidates: Mapping[int, Sequence[TaskCommit]],
         bad_markers: Collection[tuple[str, str, str, str]],
     ) -> dict[int, "task_functions.Restored"]:
-        """Let the containers of the given partitions restore one of their candidates.
+        """Let the sidecars of the given partitions restore one of their candidates.
 
         Raises:
             RestoreFailedError: A task's state is out of reach.
@@ -421,7 +421,7 @@ class TaskJobs:
         self.check_variables()
 
     def submit_versions(self, plan: SubmitPlan) -> dict[int, str]:
-        """Let the tasks hand their versions to their containers; return ``{partition: error}``."""
+        """Let the tasks hand their versions to their sidecars; return ``{partition: error}``."""
         spec = self._spec
         answers = self.placement.run_everywhere(
             lambda tasks: task_functions.submit_versions(tasks, spec, plan)
@@ -429,7 +429,7 @@ class TaskJobs:
         return {int(a["partition"]): str(a["error"]) for a in answers if a["error"]}
 
     def abandoned(self, plan: SubmitPlan) -> frozenset[int]:
-        """Return the tasks of an older driver's attempt whose version no container is seen to back up.
+        """Return the tasks of an older driver's attempt whose version no sidecar is seen to back up.
 
         One that has its entry already may be among them.
         """
@@ -465,7 +465,7 @@ class TaskJobs:
         return frame
 
     def end_session(self, *, is_committed: bool) -> None:
-        """Close open stores, ask the containers to end once they are done, and wait for that.
+        """Close open stores, ask the sidecars to end once they are done, and wait for that.
 
         Args:
             is_committed: Whether the last batch is.

@@ -277,7 +277,7 @@ _REMAINS: Final = {
     "kafka": "the changelog topic has the old records until the broker compacts it; it leaves the newest"
     " segment alone, and waits for min.compaction.lag.ms and delete.retention.ms",
     "hdfs": "files are deleted past the trash; snapshots of the directory still have them",
-    "blob": "a bucket or container with versions, soft delete or replication keeps what was deleted, for"
+    "blob": "a bucket or sidecar with versions, soft delete or replication keeps what was deleted, for"
     " as long as its lifecycle rules say",
 }
 _ELSEWHERE: Final = {

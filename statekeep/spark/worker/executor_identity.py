@@ -1,4 +1,4 @@
-"""Which executor this Python worker belongs to, and the JVM that must outlive its container."""
+"""Which executor this Python worker belongs to, and the JVM that must outlive its sidecar."""
 
 import os
 import socket
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from statekeep.spark.container.paths import NO_JVM
+from statekeep.spark.sidecar.paths import NO_JVM
 
 _PROC: Final = Path("/proc")
 

@@ -35,7 +35,7 @@ class JobSpec:
     processor: bytes
     """The user's, pickled as Spark does: each task gets one of its own."""
     python_path: tuple[str, ...]
-    """``sys.path`` of the driver, for containers: a user's own backend must be importable there."""
+    """``sys.path`` of the driver, for sidecars: a user's own backend must be importable there."""
     stores: tuple[StoreName, ...] = (STATE_STORE,)
     """Those of every task, `STATE_STORE` first."""
     lasting_stores: tuple[StoreName, ...] = (STATE_STORE,)
@@ -90,7 +90,7 @@ class TaskCommit:
 
 @dataclass(frozen=True, slots=True)
 class SubmitPlan:
-    """One commit attempt: the versions that tasks hand to their containers."""
+    """One commit attempt: the versions that tasks hand to their sidecars."""
 
     epoch: int
     attempt: int
@@ -106,7 +106,7 @@ class SubmitPlan:
     is_awaited: bool = False
     """The driver waits for this commit."""
     is_observed: bool = False
-    """The driver has listeners, which want to know what containers see."""
+    """The driver has listeners, which want to know what sidecars see."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class Receipt:
     disk: str = ""
     """`local_disk` of that executor; "" where no copies are kept, or no state was written yet."""
     followed: Mapping[str, int] | None = None
-    """`Followed` of the container, in one receipt of a slot that has asked it; None in others."""
+    """`Followed` of the sidecar, in one receipt of a slot that has asked it; None in others."""
     submit_error: str = ""
 
     @classmethod

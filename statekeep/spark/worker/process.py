@@ -106,7 +106,7 @@ class _SlotRun:
     sealed: set[int] = field(default_factory=set[int])
     processed: set[int] = field(default_factory=set[int])
     followed: Mapping[str, int] | None = None
-    """What the container has done for requests to follow, if it was asked."""
+    """What the sidecar has done for requests to follow, if it was asked."""
 
     def submit(self) -> None:
         """Submit the versions of the commit that rides along, before anything changes."""

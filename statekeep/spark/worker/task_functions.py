@@ -27,10 +27,12 @@ from statekeep.errors import (
     VersionDamagedError,
 )
 from statekeep.fault_points import fault_point
-from statekeep.spark.container.client import ContainerError, ask, ask_to_stop, start_ahead
-from statekeep.spark.container.launch import has_living_holder
-from statekeep.spark.container.paths import ContainerPaths, ContainerSpec, container_paths
-from statekeep.spark.container.protocol import (
+from statekeep.spark.operator.registry import REGISTRY_KEY
+from statekeep.spark.placement import ANSWER_COLUMN
+from statekeep.spark.sidecar.client import SidecarError, ask, ask_to_stop, start_ahead
+from statekeep.spark.sidecar.launch import has_living_holder
+from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec, sidecar_paths
+from statekeep.spark.sidecar.protocol import (
     NOTHING,
     Candidate,
     Done,
@@ -40,8 +42,6 @@ from statekeep.spark.container.protocol import (
     Restore,
     SubmitVersion,
 )
-from statekeep.spark.operator.registry import REGISTRY_KEY
-from statekeep.spark.placement import ANSWER_COLUMN
 from statekeep.spark.tasks import SCRATCH, SCRATCH_PREFIX
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.job_spec import (
@@ -62,7 +62,7 @@ MISSING_OUTPUT = "statekeep-missing-output"
 
 
 _RESTORES_AT_A_TIME: Final = 8
-"""By one slot: the container has its own limit, and memory for so many."""
+"""By one slot: the sidecar has its own limit, and memory for so many."""
 _VERSIONS_A_REQUEST: Final = 32
 """Uploads of these begin before the images of the next ones are written; and a request has its longest
 frame."""
@@ -74,7 +74,7 @@ class MissingOutputError(StateBackupError):
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a container restored for one task."""
+    """What a sidecar restored for one task."""
 
     partition: int
     version: str = ""
@@ -110,15 +110,15 @@ def executor_of(tasks: Sequence[int]) -> Iterator[pa.RecordBatch]:
 
 
 _started_ahead: Final[dict[str, int]] = {}
-"""``{local directory of a job: epoch}`` of the driver sessions whose container was started here."""
+"""``{local directory of a job: epoch}`` of the driver sessions whose sidecar was started here."""
 
 
-def beside_container(
+def beside_sidecar(
     work: Iterator[pa.RecordBatch], spec: JobSpec, epoch: int
 ) -> Iterator[pa.RecordBatch]:
-    """Do the work of a slot; start this executor's container beside the first of a driver session.
+    """Do the work of a slot; start this executor's sidecar beside the first of a driver session.
 
-    A container takes some tenths of a second of processor time to start, which a restore, the
+    A sidecar takes some tenths of a second of processor time to start, which a restore, the
     first commit or a stop would otherwise wait for.
     """
     if _started_ahead.get(spec.local_name) == epoch:
@@ -126,7 +126,7 @@ def beside_container(
         return
     _started_ahead[spec.local_name] = epoch
     starting = threading.Thread(
-        target=start_ahead, args=_container(spec), name="statekeep-start", daemon=True
+        target=start_ahead, args=_sidecar(spec), name="statekeep-start", daemon=True
     )
     starting.start()
     yield from work
@@ -180,7 +180,7 @@ def restore(
     bad_markers: Sequence[tuple[str, str, str, str]],
     epoch: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Let the container bring one of the candidates of each task here; answer what came of it.
+    """Let the sidecar bring one of the candidates of each task here; answer what came of it.
 
     Several at a time, as a restore mostly waits for a backend.
     """
@@ -221,11 +221,11 @@ def _restored(
         candidates=[_candidate(found) for found in candidates[partition]],
         bad_markers=bad_markers,
     )
-    paths, container = _container(spec)
+    paths, sidecar = _sidecar(spec)
     fault_point("restore.before_request")
     try:
-        done = ask(paths, container, request)
-    except (ContainerError, RetriableError) as exc:
+        done = ask(paths, sidecar, request)
+    except (SidecarError, RetriableError) as exc:
         return Restored(partition, error=text_of(exc))
     return Restored(
         partition=partition,
@@ -240,19 +240,19 @@ def _restored(
 
 
 def follow(spec: JobSpec, plan: FollowPlan, slot: int, *, epoch: int) -> Mapping[str, int] | None:
-    """Have this executor's container bring commits of other tasks here; see `Follow`.
+    """Have this executor's sidecar bring commits of other tasks here; see `Follow`.
 
     What keeps it from that is logged: no batch ends for a copy.
 
     Returns:
-        `Followed`; None if there is nothing to ask here, or the container did not answer.
+        `Followed`; None if there is nothing to ask here, or the sidecar did not answer.
     """
     executor, tasks = plan.slots.get(slot, ("", {}))
     if executor != executor_identity().executor_id:
         return None
     try:
         done = _ask_to_follow(spec, tasks, plan.bad_markers, epoch=epoch, is_awaited=False)
-    except (ContainerError, RetriableError) as exc:
+    except (SidecarError, RetriableError) as exc:
         logger.warning("no copies of tasks are made here: tasks=%d error=%s", len(tasks), exc)
         return None
     return msgspec.structs.asdict(done.followed)
@@ -266,14 +266,14 @@ def fetch_ahead(
     bad_markers: Sequence[tuple[str, str, str, str]],
     epoch: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Have the container bring commits of tasks here that are to move here; answer how many it lacks."""
+    """Have the sidecar bring commits of tasks here that are to move here; answer how many it lacks."""
     wanted = {task: commits[task] for task in tasks if task in commits}
     error, waiting = "", 0
     if wanted:
         try:
             done = _ask_to_follow(spec, wanted, bad_markers, epoch=epoch, is_awaited=True)
             waiting = done.followed.waiting
-        except (ContainerError, RetriableError) as exc:
+        except (SidecarError, RetriableError) as exc:
             error = text_of(exc)
     yield answer({"error": error, "waiting": waiting})
 
@@ -295,8 +295,8 @@ def _ask_to_follow(
         bad_markers=bad_markers,
         is_awaited=is_awaited,
     )
-    paths, container = _container(spec)
-    return ask(paths, container, request)
+    paths, sidecar = _sidecar(spec)
+    return ask(paths, sidecar, request)
 
 
 def _candidate(found: TaskCommit) -> Candidate:
@@ -326,10 +326,10 @@ def submit_versions(
 
 
 def submit(tasks: Sequence[int], spec: JobSpec, plan: SubmitPlan) -> dict[int, Submitted]:
-    """Write the images of versions where there are none, and hand them to this executor's container.
+    """Write the images of versions where there are none, and hand them to this executor's sidecar.
 
     Many go in one request, as most of what a small one takes is its connection. What keeps the
-    container from one of them is the error of all.
+    sidecar from one of them is the error of all.
 
     Returns:
         What came of it for each of the tasks, also of those that have nothing to submit.
@@ -361,7 +361,7 @@ def _prepared(spec: JobSpec, plan: SubmitPlan, partition: int) -> Submitted:
 
 
 def _send(spec: JobSpec, plan: SubmitPlan, tasks: Sequence[int]) -> str:
-    """Hand versions that have an image to this executor's container; return why not, or ""."""
+    """Hand versions that have an image to this executor's sidecar; return why not, or ""."""
     versions = [_submitted(plan, task) for task in tasks]
     first = msgspec.structs.asdict(versions[0])
     request = SubmitVersion(
@@ -372,10 +372,10 @@ def _send(spec: JobSpec, plan: SubmitPlan, tasks: Sequence[int]) -> str:
         others=tuple(versions[1:]),
         **first,
     )
-    paths, container = _container(spec)
+    paths, sidecar = _sidecar(spec)
     try:
-        ask(paths, container, request)
-    except (ContainerError, RetriableError) as exc:
+        ask(paths, sidecar, request)
+    except (SidecarError, RetriableError) as exc:
         return text_of(exc)
     fault_point("submit_versions.after")
     return ""
@@ -426,12 +426,12 @@ def _sealed(
 
 
 def held_uploads(spec: JobSpec, plan: SubmitPlan) -> Iterator[pa.RecordBatch]:
-    """Answer which versions of an attempt a living container of this host has to upload.
+    """Answer which versions of an attempt a living sidecar of this host has to upload.
 
     Of any task: a version is uploaded on the host where it was made, and its task may be placed on
     another one by now.
     """
-    paths, _ = _container(spec)
+    paths, _ = _sidecar(spec)
     job_directory = paths.directory.parent
     held = [
         t for t in plan.versions if has_living_holder(job_directory, plan.epoch, plan.attempt, t)
@@ -466,9 +466,9 @@ def read_output(
 def end_session(
     own: Sequence[int], spec: JobSpec, tasks: int, *, epoch: int, is_committed: bool
 ) -> Iterator[pa.RecordBatch]:
-    """End what a driver session has on this executor: its open stores and its container.
+    """End what a driver session has on this executor: its open stores and its sidecar.
 
-    Waits until the container has ended. Stores that are open in a worker that this call does not
+    Waits until the sidecar has ended. Stores that are open in a worker that this call does not
     reach lose their files, and are closed when that worker is used again or ends.
 
     Args:
@@ -480,11 +480,11 @@ def end_session(
     """
     # First: other slots that are done remove the files of all tasks, and then a close takes a second.
     removing = open_tasks.close_job(spec, epoch)
-    paths, _ = _container(spec)
+    paths, _ = _sidecar(spec)
     try:
         ask_to_stop(paths, epoch)
-    except (RetriableError, ContainerError) as exc:
-        logger.info("the container could not be stopped now: error=%s", exc)
+    except (RetriableError, SidecarError) as exc:
+        logger.info("the sidecar could not be stopped now: error=%s", exc)
     removing.join()
     for task in dict.fromkeys([*own, *range(tasks)]):
         directory = spec.directory(task)
@@ -533,11 +533,11 @@ def _change_set(spec: JobSpec, task: int, version: str | None) -> ChangeSet | No
     return None if version is None else spec.directory(task).change_set(VersionId.parse(version))
 
 
-def _container(spec: JobSpec) -> tuple[ContainerPaths, ContainerSpec]:
+def _sidecar(spec: JobSpec) -> tuple[SidecarPaths, SidecarSpec]:
     executor = executor_identity()
     job = spec.job
-    paths = container_paths(job.local_dir, spec.local_name, spec.app_id, executor.executor_id)
-    container = ContainerSpec(
+    paths = sidecar_paths(job.local_dir, spec.local_name, spec.app_id, executor.executor_id)
+    sidecar = SidecarSpec(
         job_name=job.name,
         job_uid=spec.job_uid,
         local_name=spec.local_name,
@@ -551,4 +551,4 @@ def _container(spec: JobSpec) -> tuple[ContainerPaths, ContainerSpec]:
         jvm_pid=executor.jvm_pid,
         python_path=list(spec.python_path),
     )
-    return paths, container
+    return paths, sidecar

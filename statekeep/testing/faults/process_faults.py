@@ -109,8 +109,8 @@ def at_fault_point(point: str) -> None:
 def process_kind() -> ProcessKind:
     """Return what this process is, from what it was started with."""
     started_as = getattr(getattr(sys.modules.get("__main__"), "__spec__", None), "name", "") or ""
-    if started_as.startswith("statekeep.spark.container"):
-        return ProcessKind.CONTAINER
+    if started_as.startswith("statekeep.spark.sidecar"):
+        return ProcessKind.SIDECAR
     if started_as in {"pyspark.daemon", "pyspark.worker"}:
         return ProcessKind.WORKER
     return ProcessKind.DRIVER if "pyspark" in sys.modules else ProcessKind.PLAIN

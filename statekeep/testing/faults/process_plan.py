@@ -32,8 +32,8 @@ class ProcessKind(StrEnum):
     """Spark's driver."""
     WORKER = "worker"
     """A Python worker of Spark."""
-    CONTAINER = "container"
-    """The container process beside an executor."""
+    SIDECAR = "sidecar"
+    """The sidecar process beside an executor."""
     PLAIN = "plain"
     """A program without Spark."""
 

@@ -1,11 +1,11 @@
-"""The samples in docs/reference/formats.md of what driver, tasks and containers tell each other."""
+"""The samples in docs/reference/formats.md of what driver, tasks and sidecars tell each other."""
 
 import json
 from dataclasses import asdict
 from pathlib import Path
 
 from statekeep.checkpoint.serde import decode_checkpoint_v2
-from statekeep.spark.container.protocol import SubmitVersion, decode_request, encode
+from statekeep.spark.sidecar.protocol import SubmitVersion, decode_request, encode
 from statekeep.spark.worker.job_spec import Receipt
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "formats.md").read_text()
@@ -22,7 +22,7 @@ def test_the_receipt_has_every_field() -> None:
 
 
 def test_the_submission_is_what_the_code_writes() -> None:
-    sample = sample_below("Container socket")
+    sample = sample_below("Sidecar socket")
     request = decode_request(sample.encode())
     assert isinstance(request, SubmitVersion)
     assert encode(request) == f"{sample}\n".encode()

@@ -7,15 +7,15 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
-from container_process_kit import VERSION, submit_versions
+from sidecar_process_kit import VERSION, submit_versions
 
 from statekeep.config.load import load_dict
-from statekeep.spark.container.launch import take_lock
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.paths import container_paths
 from statekeep.spark.driver.rebalancer import Rebalancer
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.sidecar.launch import take_lock
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.paths import sidecar_paths
 from statekeep.spark.worker.job_spec import JobSpec, SubmitPlan
 from statekeep.spark.worker.task_functions import held_uploads
 
@@ -49,11 +49,11 @@ def held(spec: JobSpec) -> list[int]:
     return found
 
 
-def test_what_a_living_container_of_an_earlier_application_has_is_held(
+def test_what_a_living_sidecar_of_an_earlier_application_has_is_held(
     spec: JobSpec, tmp_path: Path
 ) -> None:
     assert held(spec) == []
-    paths = container_paths(tmp_path, spec.local_name, "old", "1")
+    paths = sidecar_paths(tmp_path, spec.local_name, "old", "1")
     paths.prepare()
     lock = take_lock(paths)
     assert lock is not None

@@ -1,11 +1,11 @@
-"""What a container has seen goes to the driver with the entry of its task, and can do no harm there."""
+"""What a sidecar has seen goes to the driver with the entry of its task, and can do no harm there."""
 
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
-from container_process_kit import VERSION, spec_in, submit_versions
+from sidecar_process_kit import VERSION, spec_in, submit_versions
 
 from statekeep.checkpoint.serde import (
     NO_EVENTS,
@@ -22,8 +22,8 @@ from statekeep.events import (
     SnapshotTaken,
     StoreFetched,
 )
-from statekeep.spark.container.collector import EventCollector
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.sidecar.collector import EventCollector
+from statekeep.spark.sidecar.work import SidecarWork
 from statekeep.spark.tasks import local_directory, task_name
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.versions import seal_version
@@ -75,7 +75,7 @@ def test_requests_of_no_task_go_with_the_next_one_and_what_no_task_takes_is_drop
 async def entry_of(root: Path, *, is_observed: bool, is_sealed: bool) -> FinishedTask | FailedTask:
     if is_sealed:
         seal_version(local_directory(root / "local", "j-u", 0), VERSION, None, {b"k": b"v"})
-    work = ContainerWork(spec_in(root), FakeClock())
+    work = SidecarWork(spec_in(root), FakeClock())
     try:
         await work.upload(msgspec.structs.replace(submit_versions(), is_observed=is_observed))
         data = (await work._checkpoints.read("1-1"))[task_name(0)]

@@ -11,7 +11,7 @@ from typing_extensions import override
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
 from statekeep.checkpoint.checkpoints import TaskName
 from statekeep.errors import RetriableError
-from statekeep.spark.container.work import EntryWriter
+from statekeep.spark.sidecar.work import EntryWriter
 from statekeep.testing.clock import FakeClock
 
 pytestmark = pytest.mark.asyncio

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from statekeep.spark.container.paths import NO_JVM
+from statekeep.spark.sidecar.paths import NO_JVM
 from statekeep.spark.worker.executor_identity import ExecutorIdentity, find_executor
 
 JAVA = ["/opt/java/bin/java", "-cp", "jars", "Backend", "--executor-id", "7"]

@@ -7,16 +7,16 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from container_process_kit import paths_in, spec_in, submit_versions, until
+from sidecar_process_kit import paths_in, spec_in, submit_versions, until
 from typing_extensions import override
 
 from statekeep.checkpoint.checkpoints import VersionId
 from statekeep.checkpoint.serde import FinishedTask, decode_attempt_entry, encode_checkpoint_v2
 from statekeep.config.job_settings import ContainerSettings
 from statekeep.fault_points import fault_handler
-from statekeep.spark.container import server as server_module
-from statekeep.spark.container.follower import BackgroundExecutor
-from statekeep.spark.container.protocol import (
+from statekeep.spark.sidecar import server as server_module
+from statekeep.spark.sidecar.follower import BackgroundExecutor
+from statekeep.spark.sidecar.protocol import (
     Answer,
     Candidate,
     Done,
@@ -27,8 +27,8 @@ from statekeep.spark.container.protocol import (
     Restore,
     Stop,
 )
-from statekeep.spark.container.server import ContainerServer
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.sidecar.server import SidecarServer
+from statekeep.spark.sidecar.work import SidecarWork
 from statekeep.spark.tasks import local_directory, task_name
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.testing.clock import FakeClock
@@ -40,7 +40,7 @@ LARGE = {b"%05d" % n: b"%d" % (n * 7919**3) * 20 for n in range(500)}
 
 
 class Asker:
-    """Takes the signs of life of a container that is slow."""
+    """Takes the signs of life of a sidecar that is slow."""
 
     def write(self, frame: bytes) -> None: ...
 
@@ -53,12 +53,12 @@ class Hosts:
     def __init__(self, root: Path) -> None:
         self.root = root
         blobs = {"blob.store.uri": f"file://{root}/blobs"}
-        self.active = ContainerWork(spec_in(root / "active", **blobs), FakeClock())
-        self.standby = ContainerWork(spec_in(root / "standby", **blobs), FakeClock())
+        self.active = SidecarWork(spec_in(root / "active", **blobs), FakeClock())
+        self.standby = SidecarWork(spec_in(root / "standby", **blobs), FakeClock())
         settings = ContainerSettings(idle_ms=1000)
         paths = paths_in(root / "standby")
         self.clock = FakeClock()
-        self.server = ContainerServer(paths, self.standby, self.clock, settings)
+        self.server = SidecarServer(paths, self.standby, self.clock, settings)
         self._base: tuple[str, bytes] | None = None
 
     def directory(self, host: str, partition: int = 0) -> TaskDirectory:
@@ -275,7 +275,7 @@ def test_no_copy_is_made_while_a_batch_waits_for_a_restore(on_hosts: OnHosts) ->
     on_hosts(test)
 
 
-def test_the_end_of_a_container_does_not_wait_for_copies(on_hosts: OnHosts) -> None:
+def test_the_end_of_a_sidecar_does_not_wait_for_copies(on_hosts: OnHosts) -> None:
     async def test(hosts: Hosts) -> None:
         commit = await hosts.commit(FIRST, dict(LARGE))
         reached = asyncio.Event()
@@ -307,7 +307,7 @@ def test_a_newer_driver_says_what_it_wants_followed(on_hosts: OnHosts) -> None:
     on_hosts(test)
 
 
-def test_a_container_that_brings_copies_is_not_idle(on_hosts: OnHosts) -> None:
+def test_a_sidecar_that_brings_copies_is_not_idle(on_hosts: OnHosts) -> None:
     async def test(hosts: Hosts) -> None:
         commit = await hosts.commit(FIRST, {b"k": b"v"})
         with hosts.standby._background.held_back():

@@ -358,7 +358,7 @@ async def _calls_of_a_commit(tasks: int) -> int:
         plan = await rig.begin(1, {task: f"1_{_uid(task)}" for task in range(tasks)})
     entries = {task: rig.entry(plan, task, base) for task in plan.versions}
     name = f"{plan.epoch}-{plan.attempt}"
-    # In one pack, as a container writes them.
+    # In one pack, as a sidecar writes them.
     await rig.checkpoints.write_all(name, {task_name(task): e for task, e in entries.items()})
     with counted():
         await rig.committer.submitted(plan, {})

@@ -22,12 +22,12 @@ from statekeep.checkpoint.records import TaskBatch
 from statekeep.config.load import load_dict
 from statekeep.errors import RestoreFailedError, RetriableError
 from statekeep.events import report_nothing
-from statekeep.spark.container.protocol import Done, Restore, SubmitVersion
 from statekeep.spark.driver.processing import VersionHistory
 from statekeep.spark.driver.recovery import Recovery
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.placement import ANSWER_COLUMN
+from statekeep.spark.sidecar.protocol import Done, Restore, SubmitVersion
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.worker import task_functions
 from statekeep.spark.worker.job_spec import JobSpec, SubmitPlan, TaskCommit
@@ -304,10 +304,10 @@ def test_the_tasks_of_a_slot_submit_in_few_requests_each_with_an_answer_for_all_
         seal_version(spec.directory(task), NEWER, None, {b"k": b"2"})
     asked: list[list[SubmitVersion]] = []
 
-    def ask(place: object, container: object, request: SubmitVersion) -> Done:
+    def ask(place: object, sidecar: object, request: SubmitVersion) -> Done:
         asked.append(request.each())
         if len(asked) == 2:
-            raise RetriableError("containers die over one request")
+            raise RetriableError("sidecars die over one request")
         return Done()
 
     monkeypatch.setattr(task_functions, "ask", ask)
@@ -326,7 +326,7 @@ def test_the_tasks_of_a_slot_submit_in_few_requests_each_with_an_answer_for_all_
     assert list(done) == [5, 1, 2, 0, 3, 4]  # each has to answer
     assert {task for task, each in done.items() if not each.error} == {0, 1, 5}
     assert task_functions.is_version_lost(done[2].error)
-    assert all("containers die" in done[task].error for task in (3, 4))
+    assert all("sidecars die" in done[task].error for task in (3, 4))
     sent = [[(r.partition, bytes(r.checkpoint), r.base_version) for r in each] for each in asked]
     assert sent == [
         [(1, b'{"task":1}', OLDER), (0, b'{"task":0}', "")],
@@ -365,7 +365,7 @@ def test_the_tasks_of_a_slot_are_restored_at_the_same_time(
 ) -> None:
     met = threading.Barrier(3)
 
-    def ask(place: object, container: object, request: Restore) -> Done:
+    def ask(place: object, sidecar: object, request: Restore) -> Done:
         met.wait(10)  # breaks if one request waits for the answer of another
         return Done(version=f"{request.partition}")
 

@@ -234,7 +234,7 @@ def test_a_batch_leaves_a_change_set_and_a_submission_makes_the_image(
     version = VersionId.parse(versions[0])
     assert spec.directory(0).change_set(version) is not None
     assert spec.directory(0).find_image(version) is None
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask", lambda *_: None)
     empty = {0: b"{}"}
     plan = SubmitPlan(
@@ -307,7 +307,7 @@ def test_what_a_task_left_here_that_runs_elsewhere_by_now_is_removed(
 def test_what_is_here_may_go_after_a_session_that_has_committed_all(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
 ) -> None:
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}), [(0, "a", 1)])
     list(task_functions.end_session((), spec, 5, epoch=1, is_committed=is_committed))
@@ -319,7 +319,7 @@ def test_what_is_here_may_go_after_a_session_that_has_committed_all(
 def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}, epoch=2), [(0, "a", 1)])
     list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))
@@ -332,7 +332,7 @@ def test_the_end_of_an_older_session_marks_nothing_of_a_newer_one(
 def test_slots_of_a_host_share_what_is_to_be_done_at_the_end_of_a_session(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1)])
     run(spec, plan_of(0, {}), [(1, "b", 1)], slot=1)
@@ -367,7 +367,7 @@ def test_slots_of_a_host_share_what_is_to_be_done_at_the_end_of_a_session(
 def test_the_end_of_a_session_removes_what_a_killed_change_of_the_number_of_tasks_left(
     spec: JobSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: None)
     scratch = spec.config.job.local_dir / escape_name(spec.local_name) / "reshape"
     scratch.mkdir(parents=True)
@@ -399,7 +399,7 @@ def test_the_images_of_a_slot_begin_together(
 
     monkeypatch.setattr(RocksDbStore, "flush", noted_flush)
     monkeypatch.setattr(RocksDbStore, "checkpoint", noted_checkpoint)
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask", lambda *_: None)
     plan = SubmitPlan(
         epoch=1,
@@ -594,14 +594,14 @@ def test_the_end_of_a_session_closes_stores_while_they_have_their_files(
         for task in range(5):
             spec.directory(task).remove_work("1-")
 
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", other_slot_is_done)
     assert len(list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))) == 1
     assert "did not close" not in caplog.text
     assert not list(spec.directory(0).root.glob("work-*"))
 
 
-def test_the_files_of_closed_stores_are_removed_while_the_container_ends(
+def test_the_files_of_closed_stores_are_removed_while_the_sidecar_ends(
     spec: JobSpec, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(spec, plan_of(0, {}), [(0, "a", 1), (2, "c", 1)])
@@ -620,7 +620,7 @@ def test_the_files_of_closed_stores_are_removed_while_the_container_ends(
 
     monkeypatch.setattr(OpenTask, "close", close_late)
     monkeypatch.setattr(TaskDirectory, "remove_work", noted_remove_work)
-    monkeypatch.setattr(task_functions, "_container", lambda _: (None, None))
+    monkeypatch.setattr(task_functions, "_sidecar", lambda _: (None, None))
     monkeypatch.setattr(task_functions, "ask_to_stop", lambda *_: is_asked.set())
     list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))
     assert closed == [True, True]

@@ -360,7 +360,7 @@ async def test_an_attempt_of_some_tasks_alone_is_not_completed() -> None:
 async def test_an_attempt_is_waited_for_until_a_deadline() -> None:
     sessions = await new_sessions()
     await sessions.enter(0, finished())
-    sessions.abandoned = {0}  # done, and forgotten by its container
+    sessions.abandoned = {0}  # done, and forgotten by its sidecar
     assert await sessions.roll_forward() is None
     assert 10 <= sum(sessions.clock.slept) <= 11
     assert [(plan.epoch, plan.attempt) for plan in sessions.asked] == [(1, 1)]
@@ -390,7 +390,7 @@ async def test_an_attempt_that_no_process_can_finish_is_given_up_at_once_with_an
     sessions.abandoned = {1}
     assert await sessions.roll_forward() is None
     assert sessions.clock.slept == []
-    assert "no container is left to finish a task's backup: task=Partition 1" in caplog.text
+    assert "no sidecar is left to finish a task's backup: task=Partition 1" in caplog.text
 
 
 @pytest.mark.asyncio

@@ -1,4 +1,4 @@
-"""Containers that die while they restore or take over a backup: their successors do it."""
+"""Sidecars that die while they restore or take over a backup: their successors do it."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of, lose_directory
-from spark_processes import container_processes, wait_until
+from spark_processes import sidecar_processes, wait_until
 
 from statekeep.errors import RestoreFailedError
 from statekeep.testing.faults import Action, ArmedFault, ProcessKind, ProcessPlan
@@ -18,8 +18,8 @@ Arm = Callable[..., ProcessPlan]
 
 
 def crash(point: str, *, is_once: bool = True) -> ArmedFault:
-    """Return a fault that kills one container at a point, or every container."""
-    return ArmedFault(point, point, Action.CRASH, kind=ProcessKind.CONTAINER, is_once=is_once)
+    """Return a fault that kills one sidecar at a point, or every sidecar."""
+    return ArmedFault(point, point, Action.CRASH, kind=ProcessKind.SIDECAR, is_once=is_once)
 
 
 def lose_disk(stream: Stream) -> None:
@@ -36,7 +36,7 @@ def stream_with_commit(stream: Stream) -> Stream:
     return stream
 
 
-def test_a_restore_is_taken_up_by_the_successor_of_a_container_that_died_in_it(
+def test_a_restore_is_taken_up_by_the_successor_of_a_sidecar_that_died_in_it(
     stream: Stream, arm: Arm
 ) -> None:
     stream_with_commit(stream)
@@ -52,12 +52,12 @@ def test_a_restore_is_taken_up_by_the_successor_of_a_container_that_died_in_it(
     assert list(stream.local_dir.rglob("work-*")) == []
 
 
-def test_containers_that_die_over_every_restore_fail_the_start_with_their_log(
+def test_sidecars_that_die_over_every_restore_fail_the_start_with_their_log(
     stream: Stream, arm: Arm
 ) -> None:
     stream_with_commit(stream)
     plan = arm(crash("restore.before_adopt", is_once=False))
-    with pytest.raises(RestoreFailedError, match="containers die over one request") as caught:
+    with pytest.raises(RestoreFailedError, match="sidecars die over one request") as caught:
         stream.run()
     assert "container.log" in str(caught.value)
     assert "lack of memory" in str(caught.value)
@@ -72,7 +72,7 @@ def test_containers_that_die_over_every_restore_fail_the_start_with_their_log(
 @pytest.mark.parametrize(
     "point", ["outbox.before_write", "outbox.after_entry", "outbox.after_write"]
 )
-def test_a_submission_is_repeated_to_the_successor_of_a_container_that_died_over_it(
+def test_a_submission_is_repeated_to_the_successor_of_a_sidecar_that_died_over_it(
     stream: Stream, arm: Arm, point: str
 ) -> None:
     stream.add_batches(3)
@@ -88,15 +88,15 @@ def test_a_submission_is_repeated_to_the_successor_of_a_container_that_died_over
     assert stream.received() == stream.expected(4)
 
 
-def test_containers_that_are_killed_between_batches_are_replaced(stream: Stream) -> None:
+def test_sidecars_that_are_killed_between_batches_are_replaced(stream: Stream) -> None:
     """An upload that one was killed over is submitted again once its commit takes long."""
     stream.add_batches(6)
     killed: list[int] = []
 
     def kill(batch: int) -> None:
         if batch in {1, 3, 5}:  # at the last one there may be none: an upload starts it
-            assert batch == 5 or wait_until(lambda: container_processes(stream.local_dir) != {})
-            for pid in container_processes(stream.local_dir):
+            assert batch == 5 or wait_until(lambda: sidecar_processes(stream.local_dir) != {})
+            for pid in sidecar_processes(stream.local_dir):
                 with suppress(ProcessLookupError):  # one that only launches another
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)

@@ -1,4 +1,4 @@
-"""How a task asks its container: time-outs, successors; and the container's lock."""
+"""How a task asks its sidecar: time-outs, successors; and the sidecar's lock."""
 
 import socket
 import subprocess
@@ -11,15 +11,15 @@ from typing import Any
 
 import msgspec
 import pytest
-from container_process_kit import greet_task, paths_in, spec_in, submit_versions
+from sidecar_process_kit import greet_task, paths_in, spec_in, submit_versions
 
 from statekeep.errors import RetriableError
-from statekeep.spark.container import client
-from statekeep.spark.container.launch import take_lock
-from statekeep.spark.container.paths import ContainerPaths
-from statekeep.spark.container.protocol import (
-    STALE_CONTAINER,
-    STOPPING_CONTAINER,
+from statekeep.spark.sidecar import client
+from statekeep.spark.sidecar.launch import take_lock
+from statekeep.spark.sidecar.paths import SidecarPaths
+from statekeep.spark.sidecar.protocol import (
+    STALE_SIDECAR,
+    STOPPING_SIDECAR,
     Answer,
     Done,
     Refused,
@@ -34,11 +34,11 @@ SILENCE = b"silence"
 DEATH = b""
 """Ends the connection without an answer."""
 HALF = encode_frame(Done())[:9]
-"""All that a container wrote before it died."""
+"""All that a sidecar wrote before it died."""
 
 
 @contextmanager
-def container(paths: ContainerPaths, answers: list[Answer | bytes]) -> Iterator[list[Request]]:
+def sidecar(paths: SidecarPaths, answers: list[Answer | bytes]) -> Iterator[list[Request]]:
     """Answer one connection after the other."""
     requests: list[Request] = []
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -75,28 +75,28 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_request_carries_the_digest_of_the_settings(tmp_path: Path) -> None:
     paths, spec = paths_in(tmp_path), spec_in(tmp_path)
-    with container(paths, [Done()]) as requests:
+    with sidecar(paths, [Done()]) as requests:
         client.ask(paths, spec, submit_versions())
     assert [request.spec_digest for request in requests] == [spec.digest]
 
 
-@pytest.mark.parametrize("error", [STALE_CONTAINER, STOPPING_CONTAINER])
-def test_a_container_that_leaves_is_asked_again_until_its_successor_answers(
+@pytest.mark.parametrize("error", [STALE_SIDECAR, STOPPING_SIDECAR])
+def test_a_sidecar_that_leaves_is_asked_again_until_its_successor_answers(
     tmp_path: Path, error: str
 ) -> None:
     leaving = Refused(error=error, message="leaving")
-    with container(paths_in(tmp_path), [leaving, leaving, Done(version="v")]) as requests:
+    with sidecar(paths_in(tmp_path), [leaving, leaving, Done(version="v")]) as requests:
         assert client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions()).version == "v"
     assert len(requests) == 3
 
 
-def test_a_container_that_does_not_leave_is_given_up(
+def test_a_sidecar_that_does_not_leave_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_SUCCESSOR_ROUNDS", 2)
-    leaving = Refused(error=STOPPING_CONTAINER, message="leaving")
+    leaving = Refused(error=STOPPING_SIDECAR, message="leaving")
     with (
-        container(paths_in(tmp_path), [leaving, leaving]),
+        sidecar(paths_in(tmp_path), [leaving, leaving]),
         pytest.raises(RetriableError, match="leaving"),
     ):
         client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
@@ -104,37 +104,37 @@ def test_a_container_that_does_not_leave_is_given_up(
 
 def test_any_other_refusal_is_raised_at_once(tmp_path: Path) -> None:
     with (
-        container(paths_in(tmp_path), [Refused(error="StateBackupError", message="no")]),
-        pytest.raises(client.ContainerError, match="no"),
+        sidecar(paths_in(tmp_path), [Refused(error="StateBackupError", message="no")]),
+        pytest.raises(client.SidecarError, match="no"),
     ):
         client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
 
 
-def test_a_container_that_says_nothing_is_given_up(
+def test_a_sidecar_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "_READ_TIMEOUT_S", 0.5)
     with (
-        container(paths_in(tmp_path), [SILENCE]) as requests,
+        sidecar(paths_in(tmp_path), [SILENCE]) as requests,
         pytest.raises(RetriableError, match=r"did not answer.* host=.* log="),
     ):
         client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
     assert len(requests) == 1
 
 
-def test_the_successor_of_a_container_that_died_is_asked(
+def test_the_successor_of_a_sidecar_that_died_is_asked(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with container(paths_in(tmp_path), [DEATH, HALF, Done(version="v")]) as requests:
+    with sidecar(paths_in(tmp_path), [DEATH, HALF, Done(version="v")]) as requests:
         assert client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions()).version == "v"
     assert requests == [requests[0]] * 3
     assert [record.getMessage()[-5:] for record in caplog.records] == ["try=1", "try=2"]
 
 
-def test_containers_that_die_over_a_request_are_given_up_soon(tmp_path: Path) -> None:
+def test_sidecars_that_die_over_a_request_are_given_up_soon(tmp_path: Path) -> None:
     with (
-        container(paths_in(tmp_path), [DEATH] * 3),
-        pytest.raises(RetriableError, match=r"containers die .*tries=3 host=.* log=") as caught,
+        sidecar(paths_in(tmp_path), [DEATH] * 3),
+        pytest.raises(RetriableError, match=r"sidecars die .*tries=3 host=.* log=") as caught,
     ):
         client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
     assert "lack of memory" in "".join(caught.value.hints)
@@ -144,13 +144,13 @@ def test_containers_that_die_over_a_request_are_given_up_soon(tmp_path: Path) ->
 def test_a_successor_that_refuses_is_asked_once(tmp_path: Path) -> None:
     refusal = Refused(error="RestoreFailedError", message="out of reach")
     with (
-        container(paths_in(tmp_path), [DEATH, refusal]),
-        pytest.raises(client.ContainerError, match="out of reach"),
+        sidecar(paths_in(tmp_path), [DEATH, refusal]),
+        pytest.raises(client.SidecarError, match="out of reach"),
     ):
         client.ask(paths_in(tmp_path), spec_in(tmp_path), submit_versions())
 
 
-def test_a_container_that_leaves_is_waited_for_before_another_one_is_started(
+def test_a_sidecar_that_leaves_is_waited_for_before_another_one_is_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = paths_in(tmp_path)
@@ -172,7 +172,7 @@ def test_a_container_that_leaves_is_waited_for_before_another_one_is_started(
     assert not paths.lock.exists()
 
 
-def test_containers_that_die_at_their_start_are_given_up_soon(
+def test_sidecars_that_die_at_their_start_are_given_up_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = spec_in(tmp_path)
@@ -188,28 +188,28 @@ def test_containers_that_die_at_their_start_are_given_up_soon(
     assert len(launched) == 3
 
 
-def test_a_stop_starts_no_container_where_there_is_none(tmp_path: Path) -> None:
+def test_a_stop_starts_no_sidecar_where_there_is_none(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     client.ask_to_stop(paths, epoch=1)
     assert not paths.log.exists()
 
 
-def test_a_stop_waits_until_the_container_has_gone(
+def test_a_stop_waits_until_the_sidecar_has_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = paths_in(tmp_path)
     living = take_lock(paths)
     assert living is not None
     monkeypatch.setattr(client, "_LEAVE_TIMEOUT_S", 0.05)
-    with container(paths, [Done()]), pytest.raises(RetriableError, match="still works"):
+    with sidecar(paths, [Done()]), pytest.raises(RetriableError, match="still works"):
         client.ask_to_stop(paths, epoch=1)
     living.leave()
-    with container(paths, [Done()]) as requests:
+    with sidecar(paths, [Done()]) as requests:
         client.ask_to_stop(paths, epoch=1)
     assert [request.epoch for request in requests] == [1]
 
 
-def test_a_stop_does_not_wait_for_a_container_that_boots(tmp_path: Path) -> None:
+def test_a_stop_does_not_wait_for_a_sidecar_that_boots(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     booting = take_lock(paths)
     assert booting is not None
@@ -221,7 +221,7 @@ def test_a_stop_does_not_wait_for_a_container_that_boots(tmp_path: Path) -> None
     assert not paths.lock.exists()
 
 
-def test_what_was_said_to_a_container_that_was_killed_is_not_for_the_next_one(
+def test_what_was_said_to_a_sidecar_that_was_killed_is_not_for_the_next_one(
     tmp_path: Path,
 ) -> None:
     paths = paths_in(tmp_path)
@@ -235,7 +235,7 @@ def test_what_was_said_to_a_container_that_was_killed_is_not_for_the_next_one(
     successor.leave()
 
 
-def test_a_container_that_takes_no_connection_is_given_up(tmp_path: Path) -> None:
+def test_a_sidecar_that_takes_no_connection_is_given_up(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(paths.socket))
@@ -246,7 +246,7 @@ def test_a_container_that_takes_no_connection_is_given_up(tmp_path: Path) -> Non
             client._try_connect(paths.socket, timeout_s=0.1)
 
 
-def test_a_container_imports_what_its_executor_imports_before_what_the_driver_does(
+def test_a_sidecar_imports_what_its_executor_imports_before_what_the_driver_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -255,7 +255,7 @@ def test_a_container_imports_what_its_executor_imports_before_what_the_driver_do
     assert client.python_path(spec) == f"{tmp_path}/packages:/both:/shipped.zip:/driver"
 
 
-def test_a_container_is_started_though_the_working_directory_was_removed(
+def test_a_sidecar_is_started_though_the_working_directory_was_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "gone").mkdir()

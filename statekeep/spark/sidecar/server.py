@@ -1,4 +1,4 @@
-"""The container process: one event loop that uploads, restores and answers tasks."""
+"""The sidecar process: one event loop that uploads, restores and answers tasks."""
 
 import asyncio
 import logging
@@ -11,14 +11,14 @@ from statekeep.clock import Clock
 from statekeep.config.job_settings import ContainerSettings
 from statekeep.errors import CheckpointCorruptError, StateBackupError
 from statekeep.fault_points import fault_point
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.paths import NO_JVM, ContainerPaths
-from statekeep.spark.container.protocol import (
-    CONTAINER,
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.paths import NO_JVM, SidecarPaths
+from statekeep.spark.sidecar.protocol import (
     MAX_GREETING_BYTES,
     NOT_ADMITTED,
-    STALE_CONTAINER,
-    STOPPING_CONTAINER,
+    SIDECAR,
+    STALE_SIDECAR,
+    STOPPING_SIDECAR,
     TASK,
     Answer,
     Done,
@@ -43,7 +43,7 @@ from statekeep.spark.container.protocol import (
     proof,
     read_frame,
 )
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.sidecar.work import SidecarWork
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +59,15 @@ _CLOSE_S: Final = 10.0
 """A call of a client library cannot be cancelled; its result counts for nothing by then."""
 
 
-class ContainerServer:
+class SidecarServer:
     """Serves the tasks of one executor until the executor is gone and its outbox is empty.
 
     It works on sealed versions only, never on an open store. Everything runs on one event loop;
-    what blocks goes through the pool of `ContainerWork`.
+    what blocks goes through the pool of `SidecarWork`.
     """
 
     def __init__(
-        self, paths: ContainerPaths, work: ContainerWork, clock: Clock, settings: ContainerSettings
+        self, paths: SidecarPaths, work: SidecarWork, clock: Clock, settings: ContainerSettings
     ) -> None:
         self._paths = paths
         self._work = work
@@ -166,7 +166,7 @@ class ContainerServer:
         await self._work.close()
 
     async def _stop_when_idle(self) -> None:
-        """Stop after a long time without a request: a zombie task may have started this container."""
+        """Stop after a long time without a request: a zombie task may have started this sidecar."""
         while self._idle_ns > 0:
             await self._is_idle.wait()
             if self._work.follower.is_busy:
@@ -174,7 +174,7 @@ class ContainerServer:
             rest_ns = self._asked_ns + self._idle_ns - self._clock.monotonic_ns()
             if rest_ns <= 0:
                 logger.info(
-                    "the container ends, as no request came: idle_ms=%d", self._idle_ns // 1_000_000
+                    "the sidecar ends, as no request came: idle_ms=%d", self._idle_ns // 1_000_000
                 )
                 self._is_stopping.set()
                 return
@@ -239,7 +239,7 @@ class ContainerServer:
             if not is_proof(given.proof, self._key, TASK, hello.nonce, given.nonce):
                 return False
         writer.write(
-            encode_frame(Welcome(proof=proof(self._key, CONTAINER, hello.nonce, given.nonce)))
+            encode_frame(Welcome(proof=proof(self._key, SIDECAR, hello.nonce, given.nonce)))
         )
         await writer.drain()
         return True
@@ -303,7 +303,7 @@ class ContainerServer:
         await self._work.executor.run(self._outbox.drop_older, epoch)
 
     def _refusal(self, request: Request) -> Refused | None:
-        """Send a task to this container's successor, or return None."""
+        """Send a task to this sidecar's successor, or return None."""
         if request.epoch < self._newest[0]:
             msg = f"a newer driver has taken over: epoch={request.epoch} newest={self._newest[0]}"
             return Refused(error=StateBackupError.__name__, message=msg)
@@ -311,15 +311,15 @@ class ContainerServer:
             return None
         if request.spec_digest != self._work.spec_digest:
             self._is_stopping.set()
-            return Refused(error=STALE_CONTAINER, message="started with other settings; it ends")
+            return Refused(error=STALE_SIDECAR, message="started with other settings; it ends")
         if self._is_stopping.is_set():
-            return Refused(error=STOPPING_CONTAINER, message="the container ends")
+            return Refused(error=STOPPING_SIDECAR, message="the sidecar ends")
         return None
 
     async def _take(self, request: SubmitVersion) -> Done:
         """Acknowledge versions once all of them stand on disk; lower attempts end here.
 
-        One that is repeated, since the driver cannot know that this container lives, is
+        One that is repeated, since the driver cannot know that this sidecar lives, is
         acknowledged and nothing else.
         """
         key = (request.epoch, request.attempt)
@@ -349,7 +349,7 @@ class ContainerServer:
     def _refuse_late(self, key: tuple[int, int]) -> None:
         self._refuse_older(key)
         if self._has_forgotten:
-            raise StateBackupError(f"the container has ended: attempt={key}")
+            raise StateBackupError(f"the sidecar has ended: attempt={key}")
 
     def _refuse_older(self, key: tuple[int, int]) -> None:
         if key < self._newest:

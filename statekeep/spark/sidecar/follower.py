@@ -14,7 +14,7 @@ from statekeep.checkpoint.checkpoints import StoreName, VersionId
 from statekeep.checkpoint.error_summary import text_of
 from statekeep.restore.manager import RestoreCandidate, TaskRestorer
 from statekeep.restore.plan import BadMarkers
-from statekeep.spark.container.protocol import Followed
+from statekeep.spark.sidecar.protocol import Followed
 from statekeep.spark.tasks import task_name
 from statekeep.stores.task_directory import TaskDirectory
 
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 _MOST_CALLS: Final = 4
 """Of the background on the pool at a time: a restore that a batch waits for stands behind no more."""
 _SUPERSEDED: Final = "a newer commit takes its place"
-_GIVEN_UP: Final = "given up, as the container ends or has a newer driver"
+_GIVEN_UP: Final = "given up, as the sidecar ends or has a newer driver"
 
 
 class BackgroundExecutor(BlockingExecutor):
@@ -211,7 +211,7 @@ class Follower:
         is_held = self._held.get(wanted.partition) == version
         if is_held and await self._executor.run(directory.find_image, version) is not None:
             return
-        # What a container that died has left: the disk may not have room for both.
+        # What a sidecar that died has left: the disk may not have room for both.
         await self._executor.run(directory.sweep)
         outcome = await self._restorer(wanted).restore([wanted.candidate])
         self._bytes_fetched += outcome.bytes_fetched

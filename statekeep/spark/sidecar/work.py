@@ -1,4 +1,4 @@
-"""What a container does for its tasks: back up sealed versions, restore lost ones.
+"""What a sidecar does for its tasks: back up sealed versions, restore lost ones.
 
 What became of it stands in the entries that it writes, those that end at about the same time in one request.
 """
@@ -44,10 +44,10 @@ from statekeep.events import Report, report_nothing
 from statekeep.fault_points import fault_point
 from statekeep.restore.manager import RestoreCandidate, RestoreOutcome, TaskRestorer
 from statekeep.restore.progress import RestoreProgress
-from statekeep.spark.container.collector import EventCollector
-from statekeep.spark.container.follower import BackgroundExecutor, Follower, Wanted
-from statekeep.spark.container.paths import ContainerSpec
-from statekeep.spark.container.protocol import (
+from statekeep.spark.sidecar.collector import EventCollector
+from statekeep.spark.sidecar.follower import BackgroundExecutor, Follower, Wanted
+from statekeep.spark.sidecar.paths import SidecarSpec
+from statekeep.spark.sidecar.protocol import (
     NOTHING,
     Candidate,
     Done,
@@ -172,32 +172,32 @@ class EntryWriter:
             timeout.cancel()
 
 
-class ContainerWork:
+class SidecarWork:
     """Backups and restores of all tasks of one executor, on one event loop.
 
     Restores have a pool of their own: a task that waits for its state is not kept waiting by the
     uploads of others.
     """
 
-    def __init__(self, spec: ContainerSpec, clock: Clock) -> None:
-        """Build factories and pool from what the container was started with; no I/O."""
+    def __init__(self, spec: SidecarSpec, clock: Clock) -> None:
+        """Build factories and pool from what the sidecar was started with; no I/O."""
         self._spec = spec
         self.spec_digest = spec.digest
         """Requests of tasks that know other settings are refused."""
         self._clock = clock
-        self.config = load_dict(dict(spec.settings), "container")
+        self.config = load_dict(dict(spec.settings), "sidecar")
         self._optional_timeout_s = self.config.task.commit_optional_timeout_ms / 1000
         self._stores = {name: self.config.store(name) for name in map(StoreName, spec.stores)}
         registry = BackendRegistry(self.config)
         self._factories = dict(registry.factories())
         log_backend = BackendName(spec.log_backend)
         self._factories[log_backend] = registry.factory(log_backend)
-        container = self.config.container
+        pools = self.config.container
         self.executor = BoundedExecutor(
-            container.commit_pool_threads(container.commit_pool_max_size), "statekeep-commit"
+            pools.commit_pool_threads(pools.commit_pool_max_size), "statekeep-commit"
         )
         self._restore_executor = BoundedExecutor(
-            container.restore_pool_threads(container.restore_pool_max_size), "statekeep-restore"
+            pools.restore_pool_threads(pools.restore_pool_max_size), "statekeep-restore"
         )
         self._background = BackgroundExecutor(self._restore_executor)
         self.follower = Follower(
@@ -248,7 +248,7 @@ class ContainerWork:
         task = task_name(request.partition)
         with self._background.held_back():
             self._seen.begin(task)
-            # A container that died in this very restore has left what it had fetched: the disk may
+            # A sidecar that died in this very restore has left what it had fetched: the disk may
             # not have room for both.
             await self._restore_executor.run(self._directory(request.partition).sweep)
             restorer = self._restorer(

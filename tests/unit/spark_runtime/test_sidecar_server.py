@@ -1,4 +1,4 @@
-"""The container's server: repeated and superseded submissions, stopping, stale settings."""
+"""The sidecar's server: repeated and superseded submissions, stopping, stale settings."""
 
 import asyncio
 import errno
@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import msgspec
 import pytest
-from container_process_kit import paths_in, spec_in, submit_slot, submit_versions, until
+from sidecar_process_kit import paths_in, spec_in, submit_slot, submit_versions, until
 from typing_extensions import override
 
 from statekeep.backends.awaiting import run_to_end
 from statekeep.commit.executor import BoundedExecutor
 from statekeep.config.job_settings import ContainerSettings
 from statekeep.fault_points import fault_handler
-from statekeep.spark.container import server as server_module
-from statekeep.spark.container.follower import Follower
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.protocol import (
-    STALE_CONTAINER,
-    STOPPING_CONTAINER,
+from statekeep.spark.sidecar import server as server_module
+from statekeep.spark.sidecar.follower import Follower
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.protocol import (
+    STALE_SIDECAR,
+    STOPPING_SIDECAR,
     Answer,
     Done,
     Progress,
@@ -33,8 +33,8 @@ from statekeep.spark.container.protocol import (
     SubmitVersion,
     encode,
 )
-from statekeep.spark.container.server import ContainerServer
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.sidecar.server import SidecarServer
+from statekeep.spark.sidecar.work import SidecarWork
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -102,8 +102,8 @@ class Rig:
         self.work = work or FakeWork()
         self.clock = FakeClock()
         settings = ContainerSettings(grace_ms=grace_ms, idle_ms=idle_ms)
-        self.server = ContainerServer(
-            self.paths, cast("ContainerWork", self.work), self.clock, settings
+        self.server = SidecarServer(
+            self.paths, cast("SidecarWork", self.work), self.clock, settings
         )
 
     async def ask(self, request: Request, digest: str = "digest") -> Answer:
@@ -290,7 +290,7 @@ async def test_a_server_that_stops_finishes_its_uploads_and_refuses_new_requests
     assert await rig.ask(Stop(epoch=1)) == Done()
     answer = await rig.ask(submit_versions(partition=1))
     assert isinstance(answer, Refused)
-    assert answer.error == STOPPING_CONTAINER
+    assert answer.error == STOPPING_SIDECAR
     assert not running.done()
     rig.work.may_end.set()
     await running
@@ -373,17 +373,17 @@ async def test_a_server_that_stops_finishes_its_restores(rig: Rig) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_request_under_other_settings_is_refused_and_ends_the_container(rig: Rig) -> None:
+async def test_a_request_under_other_settings_is_refused_and_ends_the_sidecar(rig: Rig) -> None:
     running = await rig.run()
     answer = await rig.ask(submit_versions(), digest="another")
     assert isinstance(answer, Refused)
-    assert answer.error == STALE_CONTAINER
+    assert answer.error == STALE_SIDECAR
     await running
     assert rig.work.began == []
 
 
 @pytest.mark.asyncio
-async def test_what_an_earlier_container_left_is_taken_up(rig: Rig) -> None:
+async def test_what_an_earlier_sidecar_left_is_taken_up(rig: Rig) -> None:
     Outbox(rig.paths.outbox).replace([submit_versions()])
     running = await rig.run()
     await until(lambda: rig.work.began == [1])
@@ -400,13 +400,13 @@ async def test_a_request_of_a_newer_driver_ends_the_uploads_of_the_older_one(rig
     await rig.ask(Stop(epoch=1))
     answer = await rig.ask(Restore(epoch=2, partition=0, candidates=[]), digest="another")
     assert isinstance(answer, Refused)
-    assert answer.error == STALE_CONTAINER
+    assert answer.error == STALE_SIDECAR
     await running  # at once: its uploads never end by themselves
     assert Outbox(rig.paths.outbox).pending() == []
 
 
 @pytest.mark.asyncio
-async def test_an_older_driver_cannot_end_the_container_of_its_successor(rig: Rig) -> None:
+async def test_an_older_driver_cannot_end_the_sidecar_of_its_successor(rig: Rig) -> None:
     running = await rig.run()
     await rig.ask(msgspec.structs.replace(submit_versions(), epoch=2))
     for request in (Stop(epoch=1), submit_versions(partition=1)):
@@ -421,7 +421,7 @@ async def test_an_older_driver_cannot_end_the_container_of_its_successor(rig: Ri
 
 
 @pytest.mark.asyncio
-async def test_a_container_without_requests_ends(tmp_path: Path) -> None:
+async def test_a_sidecar_without_requests_ends(tmp_path: Path) -> None:
     rig = Rig(tmp_path, idle_ms=600_000)
     await rig.ask(submit_versions())
     running = await rig.run()
@@ -437,7 +437,7 @@ async def test_a_container_without_requests_ends(tmp_path: Path) -> None:
 
 
 class RequestOfOldRelease(msgspec.Struct, tag_field="type", tag="hand-over", rename="kebab"):
-    """What a container knew of a submission that took one version a request."""
+    """What a sidecar knew of a submission that took one version a request."""
 
     spec_digest: str
     partition: int
@@ -446,7 +446,7 @@ class RequestOfOldRelease(msgspec.Struct, tag_field="type", tag="hand-over", ren
 OLD_REQUESTS = msgspec.json.Decoder(RequestOfOldRelease)
 
 
-def test_a_container_that_knows_one_version_a_request_sees_that_it_is_not_meant(
+def test_a_sidecar_that_knows_one_version_a_request_sees_that_it_is_not_meant(
     tmp_path: Path,
 ) -> None:
     """It sends the task to its successor; it would acknowledge what it had not read."""

@@ -1,9 +1,9 @@
-"""What tasks and their container say to each other: JSON objects in frames, over a Unix socket.
+"""What tasks and their sidecar say to each other: JSON objects in frames, over a Unix socket.
 
 A frame is a length of four bytes, big-endian, and so many bytes. First each proves to the other that it
-is a process of this user which knows the job's key (decision 0038): the container sends a `Hello`, the
-task a `Proof`, the container a `Welcome`. The key itself is never sent. Then the task sends one request,
-and the container answers with any number of `Progress` and then one `Done` or `Refused`. A
+is a process of this user which knows the job's key (decision 0038): the sidecar sends a `Hello`, the
+task a `Proof`, the sidecar a `Welcome`. The key itself is never sent. Then the task sends one request,
+and the sidecar answers with any number of `Progress` and then one `Done` or `Refused`. A
 `SubmitVersion` is answered once all of its versions stand in the outbox on disk.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 
 from statekeep.checkpoint.framing import decode_json
 from statekeep.errors import CheckpointCorruptError, ConfigError
-from statekeep.spark.container.paths import ContainerPaths
+from statekeep.spark.sidecar.paths import SidecarPaths
 from statekeep.stores.local_files import LOCAL_DIR_KEY, private_opener
 from statekeep.stores.locks import locked
 from statekeep.stores.private_directories import make_private
@@ -36,10 +36,10 @@ MAX_GREETING_BYTES: Final = 4096
 _LENGTH_BYTES: Final = 4
 
 
-STALE_CONTAINER: Final = "StaleContainer"
-"""`Refused.error` of a container that was started with other settings, and ends for that."""
-STOPPING_CONTAINER: Final = "StoppingContainer"
-"""`Refused.error` of a container that ends as soon as its outbox is empty."""
+STALE_SIDECAR: Final = "StaleSidecar"
+"""`Refused.error` of a sidecar that was started with other settings, and ends for that."""
+STOPPING_SIDECAR: Final = "StoppingSidecar"
+"""`Refused.error` of a sidecar that ends as soon as its outbox is empty."""
 
 NOTHING: Final = msgspec.Raw(b"null")
 """Stands where a JSON document may be and none is."""
@@ -50,7 +50,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", rena
 
 
 class Hello(_Message, frozen=True, kw_only=True, tag="hello"):
-    """The container's first word: what a task has to make its proof for."""
+    """The sidecar's first word: what a task has to make its proof for."""
 
     nonce: str
 
@@ -63,14 +63,14 @@ class Proof(_Message, frozen=True, kw_only=True, tag="proof"):
 
 
 class Welcome(_Message, frozen=True, kw_only=True, tag="welcome"):
-    """The container knows the key too: the task may send its request."""
+    """The sidecar knows the key too: the task may send its request."""
 
     proof: str
 
 
 class _Request(_Message, frozen=True, kw_only=True):
     spec_digest: str = ""
-    """`ContainerSpec.digest` of the job as the task knows it; `client.ask` fills it in."""
+    """`SidecarSpec.digest` of the job as the task knows it; `client.ask` fills it in."""
     epoch: int
     """Of the driver that asks. A newer one than before ends all uploads for older drivers: it has
     closed their attempts before its first request (R5)."""
@@ -105,7 +105,7 @@ class SubmitVersion(_Request, frozen=True, kw_only=True, tag="hand-over"):
     """The driver has listeners: the entry has all that was seen of the upload, not just how many requests."""
     others: tuple[OtherVersion, ...] = ()
     """Versions of other tasks of the slot, in the same attempt: all are taken, or the request is refused.
-    A container whose release does not know them has another digest, and is not asked."""
+    A sidecar whose release does not know them has another digest, and is not asked."""
 
     def each(self) -> "list[SubmitVersion]":
         """Return a request for each version, as the outbox keeps them."""
@@ -173,7 +173,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class Followed(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """What a container has done for requests to follow, since it was asked before."""
+    """What a sidecar has done for requests to follow, since it was asked before."""
 
     tasks: int = 0
     """Commits of tasks that were brought here, or lay here."""
@@ -204,12 +204,12 @@ class Refused(_Message, frozen=True, kw_only=True, tag="refused"):
     """The request was not carried out."""
 
     error: str
-    """Name of the error class; or `STALE_CONTAINER`, `STOPPING_CONTAINER`: ask its successor."""
+    """Name of the error class; or `STALE_SIDECAR`, `STOPPING_SIDECAR`: ask its successor."""
     message: str
 
 
 NOT_ADMITTED: Final = "NotAdmitted"
-"""`Refused.error` of a container whose job's key the task does not know."""
+"""`Refused.error` of a sidecar whose job's key the task does not know."""
 
 Greeting = Hello | Proof | Welcome | Refused
 Request = SubmitVersion | Restore | Follow | Stop
@@ -268,12 +268,12 @@ def encode(message: Greeting | Request | Answer) -> bytes:
 
 def decode_request(line: bytes) -> Request:
     """Read a request; CheckpointCorruptError if it is none."""
-    return decode_json(_requests, line, "not a request to a container")
+    return decode_json(_requests, line, "not a request to a sidecar")
 
 
 def decode_answer(line: bytes) -> Answer:
     """Read an answer; CheckpointCorruptError if it is none."""
-    return decode_json(_answers, line, "not an answer of a container")
+    return decode_json(_answers, line, "not an answer of a sidecar")
 
 
 def decode_greeting(line: bytes) -> Greeting:
@@ -281,7 +281,7 @@ def decode_greeting(line: bytes) -> Greeting:
     return decode_json(_greetings, line, "not a greeting")
 
 
-CONTAINER: Final = "container"
+SIDECAR: Final = "sidecar"
 TASK: Final = "task"
 _KEY_FILE: Final = ".container-key"
 _KEY_BYTES: Final = 32
@@ -299,11 +299,11 @@ def proof(key: bytes, role: str, challenge: str, answer: str) -> str:
 
     Args:
         key: The job's.
-        role: `CONTAINER` or `TASK`: a proof of the one is none of the other.
-        challenge: The container's nonce.
+        role: `SIDECAR` or `TASK`: a proof of the one is none of the other.
+        challenge: The sidecar's nonce.
         answer: The task's nonce.
     """
-    text = f"statekeep-container-1 {role} {challenge} {answer}"
+    text = f"statekeep-sidecar-1 {role} {challenge} {answer}"
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
@@ -312,7 +312,7 @@ def is_proof(given: str, key: bytes, role: str, challenge: str, answer: str) -> 
     return hmac.compare_digest(given.encode(), proof(key, role, challenge, answer).encode())
 
 
-def job_key(paths: ContainerPaths) -> bytes:
+def job_key(paths: SidecarPaths) -> bytes:
     """Return the job's key on this host; the first who asks draws it. Blocks.
 
     It lies in the job's local directory and is readable for the job's user alone.
@@ -349,7 +349,7 @@ def peer_user(connection: socket.socket | TransportSocket) -> int:
     return int(_CREDENTIALS.unpack(answer)[1])
 
 
-def check_container(connection: socket.socket, path: Path) -> None:
+def check_sidecar(connection: socket.socket, path: Path) -> None:
     """Check that the process that listens at a socket is this user's.
 
     Raises:
@@ -358,7 +358,7 @@ def check_container(connection: socket.socket, path: Path) -> None:
     user = peer_user(connection)
     if user != os.geteuid():
         raise ConfigError(
-            f"another user listens at the container's socket: socket={path} owner={user} "
+            f"another user listens at the sidecar's socket: socket={path} owner={user} "
             f"user={os.geteuid()}",
             key=LOCAL_DIR_KEY,
             hint="set TMPDIR to a directory of this user",

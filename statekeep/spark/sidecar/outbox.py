@@ -9,7 +9,7 @@ from typing import BinaryIO, Final
 
 from statekeep.errors import CheckpointCorruptError
 from statekeep.fault_points import fault_point
-from statekeep.spark.container.protocol import SubmitVersion, decode_request, encode
+from statekeep.spark.sidecar.protocol import SubmitVersion, decode_request, encode
 from statekeep.stores.local_files import open_temporary
 from statekeep.stores.private_directories import make_private
 
@@ -20,11 +20,11 @@ _ATTEMPT_LENGTH: Final = 26
 
 
 class Outbox:
-    """A directory of submissions. Blocking; used on executor threads of the container.
+    """A directory of submissions. Blocking; used on executor threads of the sidecar.
 
     A file appears whole or not at all, and stands until its submission has an entry in the
     checkpoint store (a checkpoint or a failure) or was dropped. Nothing is synced: it outlives the
-    container, and the version that it names does not survive a power loss either.
+    sidecar, and the version that it names does not survive a power loss either.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -33,7 +33,7 @@ class Outbox:
         """Of temporary files: one submission may be written by two threads at once, as it was repeated."""
 
     def replace(self, requests: Sequence[SubmitVersion]) -> None:
-        """Make submissions of one attempt durable against the death of the container, and drop older ones.
+        """Make submissions of one attempt durable against the death of the sidecar, and drop older ones.
 
         Older are those of a lower attempt, of any task: their driver has given them up. After an error
         some of the submissions may stand here.
@@ -64,7 +64,7 @@ class Outbox:
         return (self._directory / _name(epoch, attempt, partition)).exists()
 
     def pending(self) -> list[SubmitVersion]:
-        """Return what a container that died left behind of the newest attempt; drop the rest.
+        """Return what a sidecar that died left behind of the newest attempt; drop the rest.
 
         Called before anything is written here.
         """
@@ -88,7 +88,7 @@ class Outbox:
             return open_temporary(path)
         except FileNotFoundError:
             logger.warning("the outbox was deleted, it is made anew: path=%s", self._directory)
-            local_dir = self._directory.parents[2]  # of `ContainerPaths`
+            local_dir = self._directory.parents[2]  # of `SidecarPaths`
             make_private(local_dir, *self._directory.relative_to(local_dir).parts)
             return open_temporary(path)
 

@@ -1,4 +1,4 @@
-"""The lock that makes a container the only one of its directory, and what is left when it goes."""
+"""The lock that makes a sidecar the only one of its directory, and what is left when it goes."""
 
 import fcntl
 import logging
@@ -8,31 +8,31 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.paths import ContainerPaths
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.paths import SidecarPaths
 from statekeep.stores.local_files import private_opener, remove_tree
 from statekeep.stores.locks import has_living_owner
 
 logger = logging.getLogger(__name__)
 
 _LOG_KEPT_NS: Final = 7 * 24 * 3600 * 1_000_000_000
-"""The log of a container that died stays for a week."""
+"""The log of a sidecar that died stays for a week."""
 
 
-class ContainerLock:
-    """Held by the container of a directory, until `leave` or its death.
+class SidecarLock:
+    """Held by the sidecar of a directory, until `leave` or its death.
 
-    The task that starts a container takes it and passes it on, so that everybody can tell a container
-    that boots from none. The file is empty, unless a stop has come while the container boots.
+    The task that starts a sidecar takes it and passes it on, so that everybody can tell a sidecar
+    that boots from none. The file is empty, unless a stop has come while the sidecar boots.
     """
 
-    def __init__(self, paths: ContainerPaths, descriptor: int) -> None:
+    def __init__(self, paths: SidecarPaths, descriptor: int) -> None:
         self._paths = paths
         self.descriptor = descriptor
 
     @property
     def is_wanted(self) -> bool:
-        """Whether no stop has come while the container boots."""
+        """Whether no stop has come while the sidecar boots."""
         return os.fstat(self.descriptor).st_size == 0
 
     def pass_on(self) -> None:
@@ -40,10 +40,10 @@ class ContainerLock:
         os.close(self.descriptor)
 
     def leave(self) -> None:
-        """Remove all that a container needs to live, the lock last; its log stays.
+        """Remove all that a sidecar needs to live, the lock last; its log stays.
 
-        So does an outbox with submissions in it, for a container that comes after; and everything but
-        the socket where a task is starting that container already.
+        So does an outbox with submissions in it, for a sidecar that comes after; and everything but
+        the socket where a task is starting that sidecar already.
         """
         paths = self._paths
         paths.socket.unlink(missing_ok=True)
@@ -56,15 +56,15 @@ class ContainerLock:
         os.close(self.descriptor)
 
 
-def dismiss(paths: ContainerPaths) -> None:
-    """Tell a booting container, which has no socket yet, that it is not needed."""
+def dismiss(paths: SidecarPaths) -> None:
+    """Tell a booting sidecar, which has no socket yet, that it is not needed."""
     with suppress(FileNotFoundError):  # it has left
         os.truncate(paths.lock, 1)
 
 
 @contextmanager
-def _start_lock(paths: ContainerPaths) -> Generator[bool]:
-    """Hold the lock of those who start a container; False if one of them holds it."""
+def _start_lock(paths: SidecarPaths) -> Generator[bool]:
+    """Hold the lock of those who start a sidecar; False if one of them holds it."""
     try:
         with paths.start_lock.open("r") as lock:
             try:
@@ -77,8 +77,8 @@ def _start_lock(paths: ContainerPaths) -> Generator[bool]:
         yield True  # this one was never used
 
 
-def take_lock(paths: ContainerPaths) -> ContainerLock | None:
-    """Take the lock of a container's directory; None if a container keeps it, or boots there.
+def take_lock(paths: SidecarPaths) -> SidecarLock | None:
+    """Take the lock of a sidecar's directory; None if a sidecar keeps it, or boots there.
 
     A lock on a file that its holder has just removed counts for nothing.
     """
@@ -93,36 +93,36 @@ def take_lock(paths: ContainerPaths) -> ContainerLock | None:
         except FileNotFoundError:
             found = -1
         if os.fstat(descriptor).st_ino == found:
-            os.truncate(descriptor, 0)  # of a container that was killed
-            return ContainerLock(paths, descriptor)
+            os.truncate(descriptor, 0)  # of a sidecar that was killed
+            return SidecarLock(paths, descriptor)
         os.close(descriptor)
 
 
 def has_living_holder(job_directory: Path, epoch: int, attempt: int, partition: int) -> bool:
-    """Return whether a container of this host has a submission to work on, and lives.
+    """Return whether a sidecar of this host has a submission to work on, and lives.
 
     Args:
-        job_directory: The directory in which the containers of the job have theirs.
+        job_directory: The directory in which the sidecars of the job have theirs.
         epoch: Of the driver that submitted.
         attempt: Its attempt.
         partition: Of the task.
     """
-    containers = map(ContainerPaths, job_directory.glob("container-*"))
+    sidecars = map(SidecarPaths, job_directory.glob("container-*"))
     return any(
         Outbox(paths.outbox).holds(epoch, attempt, partition) and has_living_owner(paths.lock)
-        for paths in containers
+        for paths in sidecars
     )
 
 
-def sweep_dead_containers(own: ContainerPaths, app_id: str, now_ns: int) -> int:
-    """Remove what containers of other applications left when they died; return how many had.
+def sweep_dead_sidecars(own: SidecarPaths, app_id: str, now_ns: int) -> int:
+    """Remove what sidecars of other applications left when they died; return how many had.
 
     Their submissions count for nothing: the driver that is served here has closed the attempts of all drivers
-    before it. Containers that live hold their lock and are left alone, and so is every directory of
-    this application: a container may be about to begin there.
+    before it. Sidecars that live hold their lock and are left alone, and so is every directory of
+    this application: a sidecar may be about to begin there.
 
     Args:
-        own: Of the container that sweeps; its neighbours are looked at.
+        own: Of the sidecar that sweeps; its neighbours are looked at.
         app_id: Its application.
         now_ns: Wall clock; old logs go.
     """
@@ -131,20 +131,20 @@ def sweep_dead_containers(own: ContainerPaths, app_id: str, now_ns: int) -> int:
         if directory.name.startswith(f"container-{app_id}-"):
             continue
         try:
-            count += _sweep(ContainerPaths(directory), now_ns)
-        except OSError as exc:  # another container sweeps too, or the next one will
+            count += _sweep(SidecarPaths(directory), now_ns)
+        except OSError as exc:  # another sidecar sweeps too, or the next one will
             logger.warning(
-                "the directory of a dead container is not removed: directory=%s error=%s",
+                "the directory of a dead sidecar is not removed: directory=%s error=%s",
                 directory,
                 exc,
             )
     if count:
-        logger.info("directories of dead containers removed: count=%d", count)
+        logger.info("directories of dead sidecars removed: count=%d", count)
     return count
 
 
-def _sweep(paths: ContainerPaths, now_ns: int) -> bool:
-    """Sweep one directory; return whether a container died there, or left submissions behind."""
+def _sweep(paths: SidecarPaths, now_ns: int) -> bool:
+    """Sweep one directory; return whether a sidecar died there, or left submissions behind."""
     is_left = paths.lock.exists() or paths.outbox.exists()
     if is_left:
         lock = take_lock(paths)
@@ -157,7 +157,7 @@ def _sweep(paths: ContainerPaths, now_ns: int) -> bool:
     return is_left
 
 
-def _is_log_old(paths: ContainerPaths, now_ns: int) -> bool:
+def _is_log_old(paths: SidecarPaths, now_ns: int) -> bool:
     try:
         return now_ns - paths.log.stat().st_mtime_ns > _LOG_KEPT_NS
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a container that died left behind."""
+"""What a sidecar that died left behind."""
 
 import errno
 import shutil
@@ -6,11 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from container_process_kit import submit_slot, submit_versions
+from sidecar_process_kit import submit_slot, submit_versions
 
-from statekeep.spark.container import outbox as outbox_module
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.protocol import SubmitVersion, encode
+from statekeep.spark.sidecar import outbox as outbox_module
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.protocol import SubmitVersion, encode
 
 
 def test_a_submission_is_pending_until_it_is_removed(tmp_path: Path) -> None:
@@ -86,16 +86,16 @@ def test_what_a_power_loss_has_torn_is_left_to_its_driver_and_the_rest_is_taken_
     assert f"path={torn}" in caplog.text
 
 
-def test_what_a_container_was_writing_that_died_is_removed(tmp_path: Path) -> None:
+def test_what_a_sidecar_was_writing_that_died_is_removed(tmp_path: Path) -> None:
     (tmp_path / f"{1:012d}-{1:012d}-{0:08d}.0.tmp").write_bytes(b"{")
     assert Outbox(tmp_path).pending() == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_outbox_that_was_deleted_is_made_anew(tmp_path: Path) -> None:
-    outbox = Outbox(tmp_path / "container" / "outbox")
+    outbox = Outbox(tmp_path / "sidecar" / "outbox")
     outbox.replace([submit_versions(attempt=1)])
-    shutil.rmtree(tmp_path / "container")
+    shutil.rmtree(tmp_path / "sidecar")
     outbox.remove([submit_versions(attempt=1)])
     outbox.replace([submit_versions(attempt=2)])
     assert outbox.pending() == [submit_versions(attempt=2)]

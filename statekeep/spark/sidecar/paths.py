@@ -1,4 +1,4 @@
-"""Where a container lives on disk, and how it gets its parameters."""
+"""Where a sidecar lives on disk, and how it gets its parameters."""
 
 import hashlib
 import os
@@ -20,14 +20,14 @@ NO_JVM: Final = 0
 """No process has this id."""
 
 _PROTOCOL: Final = 2
-"""What tasks and containers say to each other. A container of a release with another number leaves its
+"""What tasks and sidecars say to each other. A sidecar of a release with another number leaves its
 directory to a successor, as one with other settings does."""
 _LONGEST_SOCKET: Final = 103
 """Bytes of a socket's path: Linux takes 107, macOS 103."""
 
 
-class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
-    """What a container is started with; JSON on its standard input, and never on disk."""
+class SidecarSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
+    """What a sidecar is started with; JSON on its standard input, and never on disk."""
 
     job_name: str
     job_uid: str
@@ -49,7 +49,7 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     @override
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.__rich_repr__())
-        return f"ContainerSpec({shown})"
+        return f"SidecarSpec({shown})"
 
     @override
     def __rich_repr__(self) -> list[tuple[str, Any]]:
@@ -62,34 +62,34 @@ class ContainerSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
     @property
     def digest(self) -> str:
-        """Differs for containers that were started with other settings, or speak another protocol."""
+        """Differs for sidecars that were started with other settings, or speak another protocol."""
         spec = msgspec.json.encode(self, order="sorted")
         return hashlib.sha256(b"%d" % _PROTOCOL + spec).hexdigest()
 
     @staticmethod
-    def decode(data: bytes) -> "ContainerSpec":
-        """Read what a container is started with; CheckpointCorruptError if it is nothing of the kind."""
-        return decode_json(_decoder, data, "not the spec of a container")
+    def decode(data: bytes) -> "SidecarSpec":
+        """Read what a sidecar is started with; CheckpointCorruptError if it is nothing of the kind."""
+        return decode_json(_decoder, data, "not the spec of a sidecar")
 
 
-_decoder: Final = msgspec.json.Decoder(ContainerSpec)
+_decoder: Final = msgspec.json.Decoder(SidecarSpec)
 
 
 @dataclass(frozen=True, slots=True)
-class ContainerPaths:
-    """Paths of the container of one executor of one application, for one job."""
+class SidecarPaths:
+    """Paths of the sidecar of one executor of one application, for one job."""
 
     directory: Path
-    """``<local dir>/<job>/container-<app>-<executor>``"""
+    """``<local dir>/<job>/container-<app>-<executor>``: a name of before, by which it is found everywhere."""
 
     @property
     def lock(self) -> Path:
-        """Held by flock while the container lives."""
+        """Held by flock while the sidecar lives."""
         return self.directory / "lock"
 
     @property
     def start_lock(self) -> Path:
-        """Held by the task that starts a container, so that one starts at a time."""
+        """Held by the task that starts a sidecar, so that one starts at a time."""
         return self.directory / "start-lock"
 
     @property
@@ -99,7 +99,7 @@ class ContainerPaths:
 
     @property
     def log(self) -> Path:
-        """The container's one log file, rotated."""
+        """The sidecar's one log file, rotated."""
         return self.directory / "container.log"
 
     @property
@@ -126,12 +126,12 @@ class ContainerPaths:
             rest = self.socket.relative_to(sockets.parent.parent)
             room = _LONGEST_SOCKET - 1 - len(os.fsencode(rest))
             raise ConfigError(
-                f"there is no directory for the sockets of containers: directory={sockets.parent} "
+                f"there is no directory for the sockets of sidecars: directory={sockets.parent} "
                 f"user={os.geteuid()}",
                 hint=f"set TMPDIR to a directory of this user whose path has at most {room} bytes",
             ) from exc
 
 
-def container_paths(local_dir: Path, job_name: str, app_id: str, executor: str) -> ContainerPaths:
-    """Return the paths of an executor's container."""
-    return ContainerPaths(local_dir / escape_name(job_name) / f"container-{app_id}-{executor}")
+def sidecar_paths(local_dir: Path, job_name: str, app_id: str, executor: str) -> SidecarPaths:
+    """Return the paths of an executor's sidecar."""
+    return SidecarPaths(local_dir / escape_name(job_name) / f"container-{app_id}-{executor}")

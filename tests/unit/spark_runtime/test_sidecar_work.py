@@ -6,9 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 import pytest_asyncio
-from container_process_kit import VERSION, spec_in, submit_versions
 from outage_kit import cut_off, plan_of
 from secret_kit import SECRET, TEXTS
+from sidecar_process_kit import VERSION, spec_in, submit_versions
 
 from statekeep.checkpoint.serde import (
     FailedTask,
@@ -18,21 +18,21 @@ from statekeep.checkpoint.serde import (
 )
 from statekeep.commit.pipeline import TaskStorageCommitManager
 from statekeep.errors import CommitFailedError, ConfigError, RetriableError
-from statekeep.spark.container.protocol import Candidate, Restore
-from statekeep.spark.container.work import ContainerWork, _candidate, _failed
+from statekeep.spark.sidecar.protocol import Candidate, Restore
+from statekeep.spark.sidecar.work import SidecarWork, _candidate, _failed
 from statekeep.spark.tasks import STATE_STORE, local_directory, task_name
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.versions import seal_version
 
 
 @pytest_asyncio.fixture
-async def work(tmp_path: Path) -> AsyncIterator[ContainerWork]:
-    work = ContainerWork(spec_in(tmp_path), FakeClock())
+async def work(tmp_path: Path) -> AsyncIterator[SidecarWork]:
+    work = SidecarWork(spec_in(tmp_path), FakeClock())
     yield work
     await work.close()
 
 
-async def entry_of(work: ContainerWork) -> FinishedTask | FailedTask:
+async def entry_of(work: SidecarWork) -> FinishedTask | FailedTask:
     data = (await work._checkpoints.read("1-1"))[task_name(0)]
     return decode_attempt_entry(data, where="test")
 
@@ -42,7 +42,7 @@ def seal(root: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_sound_version_is_backed_up(work: ContainerWork, tmp_path: Path) -> None:
+async def test_a_sound_version_is_backed_up(work: SidecarWork, tmp_path: Path) -> None:
     seal(tmp_path)
     await work.upload(submit_versions())
     entry = await entry_of(work)
@@ -57,7 +57,7 @@ async def test_a_sound_version_is_backed_up(work: ContainerWork, tmp_path: Path)
 
 @pytest.mark.asyncio
 async def test_an_entry_names_the_commit_that_its_backup_builds_on(
-    work: ContainerWork, tmp_path: Path
+    work: SidecarWork, tmp_path: Path
 ) -> None:
     seal(tmp_path)
     await work.upload(submit_versions())
@@ -74,7 +74,7 @@ async def test_an_entry_names_the_commit_that_its_backup_builds_on(
 
 @pytest.mark.asyncio
 async def test_a_damaged_version_is_a_failure_with_an_entry(
-    work: ContainerWork, tmp_path: Path
+    work: SidecarWork, tmp_path: Path
 ) -> None:
     (local_directory(tmp_path / "local", "j-u", 0).root / VERSION).mkdir(parents=True)
     await work.upload(submit_versions())
@@ -96,7 +96,7 @@ async def test_a_damaged_version_is_a_failure_with_an_entry(
     ids=lambda error: type(error).__name__,
 )
 async def test_a_backend_that_does_not_get_ready_is_a_failure_with_an_entry(
-    work: ContainerWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    work: SidecarWork, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     seal(tmp_path)
 
@@ -130,7 +130,7 @@ async def test_a_first_backup_asks_an_optional_backend_that_is_away_no_longer_th
     )
     seal(tmp_path)
     cut_off(far)
-    work = ContainerWork(spec, clock)
+    work = SidecarWork(spec, clock)
     began_ns = clock.monotonic_ns()
     await work.upload(submit_versions())
     first = await entry_of(work)
@@ -146,8 +146,8 @@ async def test_a_first_backup_asks_an_optional_backend_that_is_away_no_longer_th
 
 
 @pytest.mark.asyncio
-async def test_a_restore_sweeps_what_a_container_that_died_in_it_has_fetched(
-    work: ContainerWork, tmp_path: Path
+async def test_a_restore_sweeps_what_a_sidecar_that_died_in_it_has_fetched(
+    work: SidecarWork, tmp_path: Path
 ) -> None:
     directory = local_directory(tmp_path / "local", "j-u", 0)
     left = directory.root / "work-0123"

@@ -1,4 +1,4 @@
-"""What a container leaves in its directory when it goes, and what is swept when it could not."""
+"""What a sidecar leaves in its directory when it goes, and what is swept when it could not."""
 
 import fcntl
 import os
@@ -11,39 +11,39 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from container_process_kit import spec_in, submit_versions
 from rich.console import Console
+from sidecar_process_kit import spec_in, submit_versions
 
-from statekeep.spark.container.client import ContainerError, ask, ask_to_stop, start_ahead
-from statekeep.spark.container.launch import has_living_holder, sweep_dead_containers, take_lock
-from statekeep.spark.container.outbox import Outbox
-from statekeep.spark.container.paths import ContainerPaths
-from statekeep.spark.container.protocol import Restore
+from statekeep.spark.sidecar.client import SidecarError, ask, ask_to_stop, start_ahead
+from statekeep.spark.sidecar.launch import has_living_holder, sweep_dead_sidecars, take_lock
+from statekeep.spark.sidecar.outbox import Outbox
+from statekeep.spark.sidecar.paths import SidecarPaths
+from statekeep.spark.sidecar.protocol import Restore
 
 _HOLD_LOCK = """
 import pathlib, sys
-from statekeep.spark.container.launch import take_lock
-from statekeep.spark.container.paths import ContainerPaths
-lock = take_lock(ContainerPaths(pathlib.Path(sys.argv[1])))
+from statekeep.spark.sidecar.launch import take_lock
+from statekeep.spark.sidecar.paths import SidecarPaths
+lock = take_lock(SidecarPaths(pathlib.Path(sys.argv[1])))
 print("held", flush=True)
 sys.stdin.read()
 """
 NOW_NS = 10**18
 
 
-def paths_of(root: Path, name: str) -> ContainerPaths:
-    paths = ContainerPaths(root / "job" / name)
+def paths_of(root: Path, name: str) -> SidecarPaths:
+    paths = SidecarPaths(root / "job" / name)
     paths.prepare()
     paths.log.write_text("what happened")
     os.utime(paths.log, ns=(NOW_NS, NOW_NS))
     return paths
 
 
-def leftovers(paths: ContainerPaths) -> set[str]:
+def leftovers(paths: SidecarPaths) -> set[str]:
     return {path.name for path in paths.directory.iterdir()}
 
 
-def test_a_container_that_goes_leaves_its_log_and_nothing_else(tmp_path: Path) -> None:
+def test_a_sidecar_that_goes_leaves_its_log_and_nothing_else(tmp_path: Path) -> None:
     paths = paths_of(tmp_path, "container-app-1")
     paths.socket.touch()
     lock = take_lock(paths)
@@ -53,7 +53,7 @@ def test_a_container_that_goes_leaves_its_log_and_nothing_else(tmp_path: Path) -
     assert not paths.socket.exists()
 
 
-def test_a_container_that_goes_leaves_what_its_successor_was_just_given(tmp_path: Path) -> None:
+def test_a_sidecar_that_goes_leaves_what_its_successor_was_just_given(tmp_path: Path) -> None:
     paths = paths_of(tmp_path, "container-app-1")
     lock = take_lock(paths)
     assert lock is not None
@@ -63,7 +63,7 @@ def test_a_container_that_goes_leaves_what_its_successor_was_just_given(tmp_path
     assert leftovers(paths) == {"container.log", "outbox", "start-lock"}
 
 
-def test_the_directory_of_a_killed_container_is_swept_and_that_of_a_living_one_is_not(
+def test_the_directory_of_a_killed_sidecar_is_swept_and_that_of_a_living_one_is_not(
     tmp_path: Path,
 ) -> None:
     own = paths_of(tmp_path, "container-new-1")
@@ -76,9 +76,9 @@ def test_the_directory_of_a_killed_container_is_swept_and_that_of_a_living_one_i
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        assert sweep_dead_containers(own, "new", NOW_NS) == 0
+        assert sweep_dead_sidecars(own, "new", NOW_NS) == 0
         holder.send_signal(signal.SIGKILL)
-    assert sweep_dead_containers(own, "new", NOW_NS) == 1
+    assert sweep_dead_sidecars(own, "new", NOW_NS) == 1
     assert leftovers(other) == {"container.log"}
 
 
@@ -92,11 +92,11 @@ def test_a_submission_that_an_earlier_application_left_in_good_order_is_swept(
     Outbox(other.outbox).replace([submit_versions()])
     lock.leave()
     assert "outbox" in leftovers(other)
-    assert sweep_dead_containers(own, "new", NOW_NS) == 1
+    assert sweep_dead_sidecars(own, "new", NOW_NS) == 1
     assert leftovers(other) == {"container.log"}
 
 
-def test_a_submission_is_held_while_its_container_lives_and_is_not_done(tmp_path: Path) -> None:
+def test_a_submission_is_held_while_its_sidecar_lives_and_is_not_done(tmp_path: Path) -> None:
     paths = paths_of(tmp_path, "container-old-1")
     paths_of(tmp_path, "container-new-1")
     Outbox(paths.outbox).replace([submit_versions(attempt=3, partition=2)])
@@ -121,13 +121,13 @@ def test_a_submission_is_held_while_its_container_lives_and_is_not_done(tmp_path
 def test_directories_of_the_own_application_are_left_alone(tmp_path: Path) -> None:
     own, sibling = paths_of(tmp_path, "container-app-1"), paths_of(tmp_path, "container-app-2")
     Outbox(sibling.outbox).replace([submit_versions()])
-    assert sweep_dead_containers(own, "app", NOW_NS) == 0
+    assert sweep_dead_sidecars(own, "app", NOW_NS) == 0
     assert Outbox(sibling.outbox).pending()
 
 
-def test_old_logs_of_dead_containers_go_with_their_directories(tmp_path: Path) -> None:
+def test_old_logs_of_dead_sidecars_go_with_their_directories(tmp_path: Path) -> None:
     own, other = paths_of(tmp_path, "container-new-1"), paths_of(tmp_path, "container-old-1")
-    sweep_dead_containers(own, "new", NOW_NS + 8 * 24 * 3600 * 10**9)
+    sweep_dead_sidecars(own, "new", NOW_NS + 8 * 24 * 3600 * 10**9)
     assert not other.directory.exists()
 
 
@@ -156,7 +156,7 @@ def test_a_lock_on_a_file_that_its_holder_has_removed_meanwhile_is_none(
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("temporary", ["t", "t" * 100], ids=["short", "long"])
-def test_a_real_container_starts_answers_and_leaves_nothing_behind(
+def test_a_real_sidecar_starts_answers_and_leaves_nothing_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, temporary: str
 ) -> None:
     """Also where a socket in the temporary directory would have too long a path."""
@@ -166,7 +166,7 @@ def test_a_real_container_starts_answers_and_leaves_nothing_behind(
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
     request = Restore(epoch=1, partition=0, candidates=[])
     try:
-        with pytest.raises(ContainerError, match="no retained commit"):
+        with pytest.raises(SidecarError, match="no retained commit"):
             ask(paths, spec, request)
         assert _processes_of(paths)
     finally:
@@ -178,13 +178,13 @@ def test_a_real_container_starts_answers_and_leaves_nothing_behind(
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_container_that_was_started_ahead_serves_the_first_request(tmp_path: Path) -> None:
+def test_a_sidecar_that_was_started_ahead_serves_the_first_request(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
     start_ahead(paths, spec)
     started = _processes_of(paths)
     assert len(started) == 1
     start_ahead(paths, spec)
-    with pytest.raises(ContainerError, match="no retained commit"):
+    with pytest.raises(SidecarError, match="no retained commit"):
         ask(paths, spec, Restore(epoch=1, partition=0, candidates=[]))
     assert _processes_of(paths) == started
     ask_to_stop(paths, epoch=1)
@@ -193,7 +193,7 @@ def test_a_container_that_was_started_ahead_serves_the_first_request(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_container_that_boots_when_the_stop_comes_goes_by_itself(tmp_path: Path) -> None:
+def test_a_sidecar_that_boots_when_the_stop_comes_goes_by_itself(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
     start_ahead(paths, spec)
     assert _processes_of(paths)
@@ -204,18 +204,18 @@ def test_a_container_that_boots_when_the_stop_comes_goes_by_itself(tmp_path: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_task_that_comes_after_a_stop_finds_a_container_all_the_same(tmp_path: Path) -> None:
+def test_a_task_that_comes_after_a_stop_finds_a_sidecar_all_the_same(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
     start_ahead(paths, spec)
     ask_to_stop(paths, epoch=1)
-    with pytest.raises(ContainerError, match="no retained commit"):
+    with pytest.raises(SidecarError, match="no retained commit"):
         ask(paths, spec, Restore(epoch=2, partition=0, candidates=[]))
     ask_to_stop(paths, epoch=2)
     assert _has_gone(paths)
 
 
-def _has_gone(paths: ContainerPaths) -> bool:
-    """Wait for the end of the container's process."""
+def _has_gone(paths: SidecarPaths) -> bool:
+    """Wait for the end of the sidecar's process."""
     pause = threading.Event()  # never set: the process ends by itself
     for _ in range(1000):
         if not _processes_of(paths):
@@ -226,13 +226,13 @@ def _has_gone(paths: ContainerPaths) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
-def test_a_killed_container_leaves_no_secret_on_disk_and_shows_none_in_the_process_list(
+def test_a_killed_sidecar_leaves_no_secret_on_disk_and_shows_none_in_the_process_list(
     tmp_path: Path,
 ) -> None:
     hidden = "Zq9silence"
     paths = paths_of(tmp_path, "container-app-1")
     spec = spec_in(tmp_path, **{"blob.store.s3.proxy": f"http://me:{hidden}@proxy"})
-    with pytest.raises(ContainerError, match="no retained commit"):
+    with pytest.raises(SidecarError, match="no retained commit"):
         ask(paths, spec, Restore(epoch=1, partition=0, candidates=[]))
     commands = _processes_of(paths)
     assert commands
@@ -243,12 +243,12 @@ def test_a_killed_container_leaves_no_secret_on_disk_and_shows_none_in_the_proce
     assert not _files_with(hidden, tmp_path)
 
 
-def test_the_settings_of_a_container_are_in_no_text_of_it(tmp_path: Path) -> None:
+def test_the_settings_of_a_sidecar_are_in_no_text_of_it(tmp_path: Path) -> None:
     spec = spec_in(tmp_path, **{"blob.store.s3.proxy": "http://me:Zq9silence@proxy"})
     printed = StringIO()
     Console(file=printed, width=10_000).print(spec)
     texts = [repr(spec), str(spec), f"{[spec]}", printed.getvalue()]
-    assert all("ContainerSpec" in text and "job_uid='u'" in text for text in texts)
+    assert all("SidecarSpec" in text and "job_uid='u'" in text for text in texts)
     assert not any("Zq9" in text for text in texts)
 
 
@@ -258,7 +258,7 @@ def _files_with(text: str, root: Path) -> list[Path]:
     return [path for path in files if text.encode() in path.read_bytes()]
 
 
-def _processes_of(paths: ContainerPaths) -> dict[int, str]:
+def _processes_of(paths: SidecarPaths) -> dict[int, str]:
     """Return the command lines of living processes that name the directory, by pid."""
     found: dict[int, str] = {}
     for entry in Path("/proc").glob("[0-9]*/cmdline"):

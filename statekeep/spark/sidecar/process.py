@@ -1,4 +1,4 @@
-"""The container's process: from its start to its end."""
+"""The sidecar's process: from its start to its end."""
 
 import asyncio
 import logging
@@ -8,28 +8,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 from statekeep.clock import Clock, SystemClock
-from statekeep.spark.container.launch import ContainerLock, sweep_dead_containers
-from statekeep.spark.container.paths import ContainerPaths, ContainerSpec
-from statekeep.spark.container.server import ContainerServer
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.sidecar.launch import SidecarLock, sweep_dead_sidecars
+from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec
+from statekeep.spark.sidecar.server import SidecarServer
+from statekeep.spark.sidecar.work import SidecarWork
 from statekeep.stores.task_directory import sweep_unused
 
-logger = logging.getLogger("statekeep.spark.container")
+logger = logging.getLogger("statekeep.spark.sidecar")
 
 _LOG_BYTES = 10 * 1024 * 1024
 
 
 def run(directory: Path, descriptor: int, given: bytes) -> None:
-    """Serve until the container is no longer needed; ends the process.
+    """Serve until the sidecar is no longer needed; ends the process.
 
     Args:
-        directory: Where the container lives.
+        directory: Where the sidecar lives.
         descriptor: Of its lock, which the task that started it has taken.
-        given: A `ContainerSpec` as JSON.
+        given: A `SidecarSpec` as JSON.
     """
     os.umask(0o077)  # whatever it writes, for whichever library: log, outbox, restored state
-    paths = ContainerPaths(directory)
-    lock = ContainerLock(paths, descriptor)
+    paths = SidecarPaths(directory)
+    lock = SidecarLock(paths, descriptor)
     handler = logging.handlers.RotatingFileHandler(paths.log, maxBytes=_LOG_BYTES, backupCount=1)
     logging.basicConfig(
         level=logging.INFO,
@@ -40,16 +40,16 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
     try:
         if lock.is_wanted:
             paths.socket.unlink(missing_ok=True)
-            spec = ContainerSpec.decode(given)
+            spec = SidecarSpec.decode(given)
             clock = SystemClock()
-            sweep_dead_containers(paths, spec.app_id, clock.time_ns())
+            sweep_dead_sidecars(paths, spec.app_id, clock.time_ns())
             sweep_unused(Path(spec.local_dir), clock.time_ns())
             asyncio.run(_serve(paths, spec, clock, lambda: lock.is_wanted))
         status = 0
     except TimeoutError:
-        logger.warning("the container ended while a blocking call was running")
+        logger.warning("the sidecar ended while a blocking call was running")
     except Exception:
-        logger.exception("the container failed")
+        logger.exception("the sidecar failed")
     finally:
         lock.leave()
         logging.shutdown()
@@ -58,8 +58,8 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
 
 
 async def _serve(
-    paths: ContainerPaths, spec: ContainerSpec, clock: Clock, is_wanted: Callable[[], bool]
+    paths: SidecarPaths, spec: SidecarSpec, clock: Clock, is_wanted: Callable[[], bool]
 ) -> None:
-    work = ContainerWork(spec, clock)
-    server = ContainerServer(paths, work, clock, work.config.container)
+    work = SidecarWork(spec, clock)
+    server = SidecarServer(paths, work, clock, work.config.container)
     await server.run(spec.jvm_pid, is_wanted)

@@ -1,4 +1,4 @@
-"""A container's parts on a scratch directory, and requests for them."""
+"""A sidecar's parts on a scratch directory, and requests for them."""
 
 import asyncio
 import socket
@@ -11,9 +11,9 @@ import msgspec
 import statekeep
 from statekeep.checkpoint.checkpoints import CheckpointId, CheckpointV2
 from statekeep.checkpoint.serde import encode_checkpoint_v2
-from statekeep.spark.container.paths import NO_JVM, ContainerPaths, ContainerSpec
-from statekeep.spark.container.protocol import (
-    CONTAINER,
+from statekeep.spark.sidecar.paths import NO_JVM, SidecarPaths, SidecarSpec
+from statekeep.spark.sidecar.protocol import (
+    SIDECAR,
     TASK,
     Hello,
     OtherVersion,
@@ -31,8 +31,8 @@ from statekeep.spark.container.protocol import (
 VERSION = "0_0123456789abcdef"
 
 
-def spec_in(root: Path, **settings: str) -> ContainerSpec:
-    return ContainerSpec(
+def spec_in(root: Path, **settings: str) -> SidecarSpec:
+    return SidecarSpec(
         job_name="j",
         job_uid="u",
         local_name="j-u",
@@ -53,8 +53,8 @@ def spec_in(root: Path, **settings: str) -> ContainerSpec:
     )
 
 
-def paths_in(root: Path) -> ContainerPaths:
-    paths = ContainerPaths(root / "container")
+def paths_in(root: Path) -> SidecarPaths:
+    paths = SidecarPaths(root / "sidecar")
     paths.prepare()
     return paths
 
@@ -88,11 +88,11 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-def greet_task(connection: socket.socket, stream: BinaryIO, paths: ContainerPaths) -> None:
-    """Greet a task as the container of ``paths`` does."""
+def greet_task(connection: socket.socket, stream: BinaryIO, paths: SidecarPaths) -> None:
+    """Greet a task as the sidecar of ``paths`` does."""
     key = job_key(paths)
     connection.sendall(encode_frame(Hello(nonce="n")))
     given = decode_greeting(read_frame_from(stream))
     assert isinstance(given, Proof)
     assert is_proof(given.proof, key, TASK, "n", given.nonce)
-    connection.sendall(encode_frame(Welcome(proof=proof(key, CONTAINER, "n", given.nonce))))
+    connection.sendall(encode_frame(Welcome(proof=proof(key, SIDECAR, "n", given.nonce))))

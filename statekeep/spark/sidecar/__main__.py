@@ -1,6 +1,6 @@
-"""``python -m statekeep.spark.container DIRECTORY LOCK``: start the container that lives there.
+"""``python -m statekeep.spark.sidecar DIRECTORY LOCK``: start the sidecar that lives there.
 
-What it is started with comes on standard input: a `ContainerSpec` as JSON. ``LOCK`` is the number of
+What it is started with comes on standard input: a `SidecarSpec` as JSON. ``LOCK`` is the number of
 the descriptor by which it inherits its lock.
 """
 
@@ -15,9 +15,9 @@ def main(directory: Path, lock: int) -> None:
     if os.fork() > 0:
         return
     _let_go_of_stdin()
-    # Only here: the task that starts a container waits until the launcher has ended, and the imports
-    # are most of a container's start.
-    from statekeep.spark.container.process import run  # noqa: PLC0415
+    # Only here: the task that starts a sidecar waits until the launcher has ended, and the imports
+    # are most of a sidecar's start.
+    from statekeep.spark.sidecar.process import run  # noqa: PLC0415
 
     run(directory, lock, given)
 

@@ -1,4 +1,4 @@
-"""What a container has seen of uploads, restores and requests, until a message takes it to the driver."""
+"""What a sidecar has seen of uploads, restores and requests, until a message takes it to the driver."""
 
 import threading
 from collections.abc import Iterator

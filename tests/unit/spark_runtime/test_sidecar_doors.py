@@ -1,4 +1,4 @@
-"""Who is let in at a container's socket, and what one connection may cost."""
+"""Who is let in at a sidecar's socket, and what one connection may cost."""
 
 import asyncio
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from container_process_kit import paths_in, submit_versions, until
 from second_user import OTHER_USER, needs_root, run_as_other_user, shared_directory
+from sidecar_process_kit import paths_in, submit_versions, until
 from typing_extensions import override
 
 from statekeep.config.job_settings import ContainerSettings
 from statekeep.errors import ConfigError
-from statekeep.spark.container import client
-from statekeep.spark.container import server as server_module
-from statekeep.spark.container.follower import Follower
-from statekeep.spark.container.paths import ContainerPaths
-from statekeep.spark.container.protocol import (
-    CONTAINER,
+from statekeep.spark.sidecar import client
+from statekeep.spark.sidecar import server as server_module
+from statekeep.spark.sidecar.follower import Follower
+from statekeep.spark.sidecar.paths import SidecarPaths
+from statekeep.spark.sidecar.protocol import (
     MAX_FRAME_BYTES,
     NOT_ADMITTED,
+    SIDECAR,
     TASK,
     Answer,
     Done,
@@ -42,8 +42,8 @@ from statekeep.spark.container.protocol import (
     proof,
     read_frame,
 )
-from statekeep.spark.container.server import ContainerServer
-from statekeep.spark.container.work import ContainerWork
+from statekeep.spark.sidecar.server import SidecarServer
+from statekeep.spark.sidecar.work import SidecarWork
 from statekeep.testing.clock import FakeClock
 from statekeep.testing.executor import SerialExecutor
 
@@ -83,9 +83,7 @@ class Rig:
         self.paths = paths_in(root)
         self.clock = HeldClock()
         settings = ContainerSettings(grace_ms=0, idle_ms=0)
-        self.server = ContainerServer(
-            self.paths, cast("ContainerWork", NoWork()), self.clock, settings
-        )
+        self.server = SidecarServer(self.paths, cast("SidecarWork", NoWork()), self.clock, settings)
 
     @property
     def is_untouched(self) -> bool:
@@ -137,7 +135,7 @@ async def connected(rig: Rig) -> AsyncIterator[Peer]:
 
 
 @pytest.mark.asyncio
-async def test_a_task_with_the_key_is_let_in_and_sees_that_the_container_has_it_too(
+async def test_a_task_with_the_key_is_let_in_and_sees_that_the_sidecar_has_it_too(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as rig, connected(rig) as peer:
@@ -147,13 +145,13 @@ async def test_a_task_with_the_key_is_let_in_and_sees_that_the_container_has_it_
         peer.say(Proof(nonce="mine", proof=proof(key, TASK, hello.nonce, "mine")))
         welcome = await peer.hear()
         assert isinstance(welcome, Welcome)
-        assert is_proof(welcome.proof, key, CONTAINER, hello.nonce, "mine")
+        assert is_proof(welcome.proof, key, SIDECAR, hello.nonce, "mine")
         peer.say(submit_versions())
         assert isinstance(await peer.answer(), Done)
 
 
 @pytest.mark.asyncio
-async def test_a_forged_request_of_a_newer_driver_does_not_end_the_container(
+async def test_a_forged_request_of_a_newer_driver_does_not_end_the_sidecar(
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path) as rig:
@@ -251,7 +249,7 @@ async def test_connections_beyond_the_limit_are_closed_and_those_before_stay(
 
 
 def test_the_key_is_drawn_once_for_its_user_alone(tmp_path: Path) -> None:
-    paths, other = paths_in(tmp_path), ContainerPaths(tmp_path / "container-2")
+    paths, other = paths_in(tmp_path), SidecarPaths(tmp_path / "container-2")
     key = job_key(paths)
     path = tmp_path / ".container-key"
     assert (len(key), job_key(paths), job_key(other)) == (32, key, key)
@@ -310,11 +308,11 @@ def test_a_directory_of_sockets_that_another_user_has_made_is_refused_with_a_hin
     os.chown(squatted, owner, owner)
     told = run_as_other_user(
         "import tempfile\nfrom pathlib import Path\nfrom statekeep.errors import ConfigError\n"
-        "from statekeep.spark.container import client\n"
-        "from statekeep.spark.container.paths import ContainerPaths",
+        "from statekeep.spark.sidecar import client\n"
+        "from statekeep.spark.sidecar.paths import SidecarPaths",
         """
 tempfile.tempdir = sys.argv[1]
-paths = ContainerPaths(Path(sys.argv[1]) / "local" / "job" / "container")
+paths = SidecarPaths(Path(sys.argv[1]) / "local" / "job" / "sidecar")
 client.ask_to_stop(paths, 1)
 try:
     client._connect(paths, None)
@@ -331,7 +329,7 @@ except ConfigError as exc:
 def test_a_socket_at_which_another_user_listens_is_refused(
     tmp_path: Path, shared_temporary: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = ContainerPaths(tmp_path / "container")
+    paths = SidecarPaths(tmp_path / "sidecar")
     with socket.socket(socket.AF_UNIX) as listener:
         paths.socket.parent.mkdir(parents=True)
         listener.bind(str(paths.socket))

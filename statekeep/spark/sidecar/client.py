@@ -1,4 +1,4 @@
-"""How a task talks to the container of its executor, starting it if there is none."""
+"""How a task talks to the sidecar of its executor, starting it if there is none."""
 
 import fcntl
 import logging
@@ -15,14 +15,14 @@ from typing import BinaryIO, Final
 import msgspec
 
 from statekeep.errors import RetriableError, StateBackupError
-from statekeep.spark.container.launch import ContainerLock, dismiss, take_lock
-from statekeep.spark.container.paths import ContainerPaths, ContainerSpec
-from statekeep.spark.container.protocol import (
-    CONTAINER,
+from statekeep.spark.sidecar.launch import SidecarLock, dismiss, take_lock
+from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec
+from statekeep.spark.sidecar.protocol import (
     MAX_GREETING_BYTES,
     NOT_ADMITTED,
-    STALE_CONTAINER,
-    STOPPING_CONTAINER,
+    SIDECAR,
+    STALE_SIDECAR,
+    STOPPING_SIDECAR,
     TASK,
     Done,
     Hello,
@@ -32,7 +32,7 @@ from statekeep.spark.container.protocol import (
     Request,
     Stop,
     Welcome,
-    check_container,
+    check_sidecar,
     decode_answer,
     decode_greeting,
     encode_frame,
@@ -48,7 +48,7 @@ from statekeep.stores.locks import has_living_owner
 logger = logging.getLogger(__name__)
 
 _TRIES: Final = 3
-"""So many containers in a row may die over one request: more will not do better."""
+"""So many sidecars in a row may die over one request: more will not do better."""
 _START_TIMEOUT_S = 60.0
 _CONNECT_PAUSE_S = 0.02
 _READ_TIMEOUT_S = 120.0
@@ -60,15 +60,15 @@ _tick = threading.Event()
 """Never set: there is no event to wait for before the new process has its socket."""
 
 
-class _ContainerDiedError(RetriableError):
-    """Raised when the container ended before its answer: its successor may be asked."""
+class _SidecarDiedError(RetriableError):
+    """Raised when the sidecar ended before its answer: its successor may be asked."""
 
 
-class ContainerError(StateBackupError):
-    """Raised when the container refused a request.
+class SidecarError(StateBackupError):
+    """Raised when the sidecar refused a request.
 
     Attributes:
-        kind: Name of the error class in the container.
+        kind: Name of the error class in the sidecar.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -77,32 +77,32 @@ class ContainerError(StateBackupError):
 
 
 def ask(
-    paths: ContainerPaths,
-    spec: ContainerSpec,
+    paths: SidecarPaths,
+    spec: SidecarSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Done:
-    """Send one request to the container, starting it first if need be, and await its answer.
+    """Send one request to the sidecar, starting it first if need be, and await its answer.
 
-    Runs in a Spark task; blocking, for as long as the request itself takes. A container
+    Runs in a Spark task; blocking, for as long as the request itself takes. A sidecar
     that ends, or that was started with other settings, gets a minute to leave its directory. If one
-    dies before its answer its successor is asked, a few times: any container can take up a
+    dies before its answer its successor is asked, a few times: any sidecar can take up a
     restore, and a version may be submitted twice.
 
     Raises:
-        ContainerError: The container refused: the fault is in the request, or in what it asks for.
-        RetriableError: The container cannot be started, does not leave, fell silent (it still has
+        SidecarError: The sidecar refused: the fault is in the request, or in what it asks for.
+        RetriableError: The sidecar cannot be started, does not leave, fell silent (it still has
             its directory, so there is no successor to ask), or died repeatedly.
     """
     request = msgspec.structs.replace(request, spec_digest=spec.digest)
-    died: _ContainerDiedError | None = None
+    died: _SidecarDiedError | None = None
     for number in range(1, _TRIES + 1):
         try:
             return _ask_those_that_leave(paths, spec, request, on_progress)
-        except _ContainerDiedError as exc:
+        except _SidecarDiedError as exc:
             logger.warning("%s: request=%s try=%d", exc, type(request).__name__, number)
             died = exc
-    error = RetriableError(f"containers die over one request: tries={_TRIES} {_log_of(paths)}")
+    error = RetriableError(f"sidecars die over one request: tries={_TRIES} {_log_of(paths)}")
     error.add_note(
         "hint: read the end of the log; if it is empty, look in the host's log for processes that"
         " were killed for lack of memory"
@@ -111,27 +111,27 @@ def ask(
 
 
 def _ask_those_that_leave(
-    paths: ContainerPaths,
-    spec: ContainerSpec,
+    paths: SidecarPaths,
+    spec: SidecarSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done:
-    """Ask until a container answers that is not about to leave its directory to a successor."""
+    """Ask until a sidecar answers that is not about to leave its directory to a successor."""
     last_answer = ""
     for _ in range(_SUCCESSOR_ROUNDS):
         answer = _ask_once(paths, spec, request, on_progress)
         if isinstance(answer, Done):
             return answer
-        if answer.error not in {STALE_CONTAINER, STOPPING_CONTAINER}:
-            raise ContainerError(answer.error, answer.message)
+        if answer.error not in {STALE_SIDECAR, STOPPING_SIDECAR}:
+            raise SidecarError(answer.error, answer.message)
         last_answer = answer.message
         _tick.wait(_SUCCESSOR_PAUSE_S)
-    msg = f"the container does not leave: directory={paths.directory} answer={last_answer}"
+    msg = f"the sidecar does not leave: directory={paths.directory} answer={last_answer}"
     raise RetriableError(msg)
 
 
-def ask_to_stop(paths: ContainerPaths, epoch: int) -> None:
-    """Ask the container of a directory to end, if there is one, and wait until it has gone.
+def ask_to_stop(paths: SidecarPaths, epoch: int) -> None:
+    """Ask the sidecar of a directory to end, if there is one, and wait until it has gone.
 
     One that still boots has nothing to do: it is not waited for.
 
@@ -140,7 +140,7 @@ def ask_to_stop(paths: ContainerPaths, epoch: int) -> None:
         epoch: Of the driver that asks.
 
     Raises:
-        ContainerError: It serves a newer driver by now.
+        SidecarError: It serves a newer driver by now.
         RetriableError: It fell silent, or has not gone after ten seconds: it ends by itself.
     """
     connection = _try_connect(paths.socket)
@@ -153,19 +153,19 @@ def ask_to_stop(paths: ContainerPaths, epoch: int) -> None:
         return
     answer = _exchange(connection, paths, Stop(epoch=epoch), None)
     if isinstance(answer, Refused):
-        raise ContainerError(answer.error, answer.message)
+        raise SidecarError(answer.error, answer.message)
     waited = 0.0
     while paths.lock.exists():
         if waited > _LEAVE_TIMEOUT_S:
-            msg = f"the container still works: directory={paths.directory}"
+            msg = f"the sidecar still works: directory={paths.directory}"
             raise RetriableError(msg)
         _tick.wait(_CONNECT_PAUSE_S)
         waited += _CONNECT_PAUSE_S
 
 
 def _ask_once(
-    paths: ContainerPaths,
-    spec: ContainerSpec,
+    paths: SidecarPaths,
+    spec: SidecarSpec,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
@@ -174,7 +174,7 @@ def _ask_once(
 
 def _exchange(
     connection: socket.socket,
-    paths: ContainerPaths,
+    paths: SidecarPaths,
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
@@ -190,18 +190,18 @@ def _exchange(
                 if on_progress is not None:
                     on_progress(answer)
         except TimeoutError as exc:
-            msg = f"the container did not answer: timeout_s={_READ_TIMEOUT_S:g} {_log_of(paths)}"
+            msg = f"the sidecar did not answer: timeout_s={_READ_TIMEOUT_S:g} {_log_of(paths)}"
             raise RetriableError(msg) from exc
         except OSError as exc:
-            msg = f"lost the container before its answer: {_log_of(paths)}"
-            raise _ContainerDiedError(msg) from exc
+            msg = f"lost the sidecar before its answer: {_log_of(paths)}"
+            raise _SidecarDiedError(msg) from exc
         except EOFError as exc:
-            msg = f"the container ended without an answer: {_log_of(paths)}"
-            raise _ContainerDiedError(msg) from exc
+            msg = f"the sidecar ended without an answer: {_log_of(paths)}"
+            raise _SidecarDiedError(msg) from exc
 
 
-def _greet(connection: socket.socket, stream: BinaryIO, paths: ContainerPaths, key: bytes) -> None:
-    """Prove to the container that this task is of its job, and have it prove the same."""
+def _greet(connection: socket.socket, stream: BinaryIO, paths: SidecarPaths, key: bytes) -> None:
+    """Prove to the sidecar that this task is of its job, and have it prove the same."""
     hello = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
     if isinstance(hello, Hello):
         nonce = new_nonce()
@@ -209,21 +209,21 @@ def _greet(connection: socket.socket, stream: BinaryIO, paths: ContainerPaths, k
         connection.sendall(encode_frame(Proof(nonce=nonce, proof=own)))
         welcome = decode_greeting(read_frame_from(stream, MAX_GREETING_BYTES))
         if isinstance(welcome, Refused):
-            raise ContainerError(welcome.error, f"{welcome.message}: {_log_of(paths)}")
+            raise SidecarError(welcome.error, f"{welcome.message}: {_log_of(paths)}")
         if isinstance(welcome, Welcome) and is_proof(
-            welcome.proof, key, CONTAINER, hello.nonce, nonce
+            welcome.proof, key, SIDECAR, hello.nonce, nonce
         ):
             return
-    msg = f"what listens there is no container of this job: socket={paths.socket} {_log_of(paths)}"
-    raise ContainerError(NOT_ADMITTED, msg)
+    msg = f"what listens there is no sidecar of this job: socket={paths.socket} {_log_of(paths)}"
+    raise SidecarError(NOT_ADMITTED, msg)
 
 
-def _log_of(paths: ContainerPaths) -> str:
+def _log_of(paths: SidecarPaths) -> str:
     return f"host={socket.gethostname()} log={paths.log}"
 
 
-def start_ahead(paths: ContainerPaths, spec: ContainerSpec) -> None:
-    """Start the container if there is none, and do not wait until it serves.
+def start_ahead(paths: SidecarPaths, spec: SidecarSpec) -> None:
+    """Start the sidecar if there is none, and do not wait until it serves.
 
     So that the first request finds it ready. Whatever keeps it from starting is the error of that
     request, which tries again.
@@ -231,10 +231,10 @@ def start_ahead(paths: ContainerPaths, spec: ContainerSpec) -> None:
     try:
         _launch(paths, spec)
     except (StateBackupError, OSError) as exc:
-        logger.warning("the container is not started ahead: error=%s", exc)
+        logger.warning("the sidecar is not started ahead: error=%s", exc)
 
 
-def _connect(paths: ContainerPaths, spec: ContainerSpec) -> socket.socket:
+def _connect(paths: SidecarPaths, spec: SidecarSpec) -> socket.socket:
     connection = _try_connect(paths.socket)
     if connection is not None:
         return connection
@@ -248,19 +248,19 @@ def _connect(paths: ContainerPaths, spec: ContainerSpec) -> socket.socket:
             if connection is not None:
                 return connection
             if launched < _TRIES:
-                launcher = _launch(paths, spec)  # none while a container boots, or leaves
+                launcher = _launch(paths, spec)  # none while a sidecar boots, or leaves
                 if launcher is not None:
                     launched, status = launched + 1, launcher.returncode
             elif not has_living_owner(paths.lock):
                 break
             _tick.wait(_CONNECT_PAUSE_S)
             waited += _CONNECT_PAUSE_S
-    msg = f"the container does not start: log={paths.log} launcher_status={status}"
+    msg = f"the sidecar does not start: log={paths.log} launcher_status={status}"
     raise RetriableError(msg)
 
 
 def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socket | None:
-    """Connect to a container; None if none listens.
+    """Connect to a sidecar; None if none listens.
 
     Raises:
         RetriableError: It takes no connection: it is asleep, and its queue is full.
@@ -276,10 +276,10 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
             _tick.wait(_CONNECT_PAUSE_S)
             waited += _CONNECT_PAUSE_S
         except (FileNotFoundError, ConnectionRefusedError, PermissionError):
-            break  # where this user may not look, no container of its own listens
+            break  # where this user may not look, no sidecar of its own listens
         else:
             try:
-                check_container(connection, path)
+                check_sidecar(connection, path)
             except BaseException:
                 connection.close()
                 raise
@@ -288,14 +288,12 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
     connection.close()
     if waited < timeout_s:
         return None
-    msg = f"the container takes no connection: socket={path} waited_s={timeout_s:g}"
+    msg = f"the sidecar takes no connection: socket={path} waited_s={timeout_s:g}"
     raise RetriableError(msg)
 
 
-def _launch(
-    paths: ContainerPaths, spec: ContainerSpec
-) -> subprocess.CompletedProcess[bytes] | None:
-    """Start a container, which inherits the lock; None if another one holds the lock.
+def _launch(paths: SidecarPaths, spec: SidecarSpec) -> subprocess.CompletedProcess[bytes] | None:
+    """Start a sidecar, which inherits the lock; None if another one holds the lock.
 
     Where it is used beside another starter, the lock decides.
     """
@@ -304,7 +302,7 @@ def _launch(
     if lock is None:
         return None
     try:
-        paths.prepare()  # again, now that no container that leaves may remove anything
+        paths.prepare()  # again, now that no sidecar that leaves may remove anything
         launcher = _spawn(paths, spec, lock)
     except BaseException:
         lock.leave()
@@ -313,8 +311,8 @@ def _launch(
     return launcher
 
 
-def python_path(spec: ContainerSpec) -> str:
-    """Return the value of ``PYTHONPATH`` for a container: what its executor imports, it imports too.
+def python_path(spec: SidecarSpec) -> str:
+    """Return the value of ``PYTHONPATH`` for a sidecar: what its executor imports, it imports too.
 
     What ``spark-submit`` has shipped lies elsewhere on each host. The driver's directories come after: in a
     local master they have modules of the user's that no task imports.
@@ -322,21 +320,21 @@ def python_path(spec: ContainerSpec) -> str:
     own: list[str] = []
     for path in sys.path:
         with suppress(FileNotFoundError):  # it is below a working directory that was removed
-            own.append(str(Path(path).absolute()))  # the container has another working directory
+            own.append(str(Path(path).absolute()))  # the sidecar has another working directory
     return os.pathsep.join(dict.fromkeys([*own, *spec.python_path]))
 
 
 def _spawn(
-    paths: ContainerPaths, spec: ContainerSpec, lock: ContainerLock
+    paths: SidecarPaths, spec: SidecarSpec, lock: SidecarLock
 ) -> subprocess.CompletedProcess[bytes]:
-    """Launch a container of its own session; the launcher forks again and ends at once.
+    """Launch a sidecar of its own session; the launcher forks again and ends at once.
 
-    Otherwise the container would share the process group and the pipes of Spark's Python daemon,
+    Otherwise the sidecar would share the process group and the pipes of Spark's Python daemon,
     which would keep the executor's exit waiting for it. The settings go through a pipe, so that no
     secret is on disk or in the process list, whenever a process is killed.
     """
     environment = {**os.environ, "PYTHONPATH": python_path(spec)}
-    module, descriptor = "statekeep.spark.container", lock.descriptor
+    module, descriptor = "statekeep.spark.sidecar", lock.descriptor
     with open(paths.log, "ab", opener=private_opener) as log:
         return subprocess.run(  # noqa: S603 - our own module, by this interpreter
             [sys.executable, "-m", module, str(paths.directory), str(descriptor)],

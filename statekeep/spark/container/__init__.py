@@ -1,1 +1,0 @@
-"""The container process beside each executor: uploads sealed versions, restores lost ones."""

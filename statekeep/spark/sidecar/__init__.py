@@ -1,0 +1,1 @@
+"""The sidecar process beside each executor: uploads sealed versions, restores lost ones."""
