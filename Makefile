@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-versions test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests bench-report bench-standby bench-guard bench-state chaos docs wheel-test ci
+.PHONY: help setup pins audit fmt lint types test test-long test-equivalence test-versions test-spark-suite integration demo bench bench-blob bench-restore bench-kafka bench-hdfs bench-growth bench-requests bench-report bench-standby bench-guard bench-state bench-rescale chaos docs wheel-test ci
 
 PYTHON ?= python3
 VENV := .venv/bin
@@ -91,6 +91,9 @@ bench-guard: setup  ## Copies of a running location beside those by s5cmd sync: 
 
 bench-state: setup  ## One key read and changed, and a clone made, of a job with 10 GB (ARGS="--gigabytes 1")
 	@$(VENV)/python -m benchmarks.large_state $(ARGS)
+
+bench-rescale: setup  ## A start with another task.count beside one that restores the same state (ARGS="--megabytes 1000")
+	@$(VENV)/python -m benchmarks.rescale $(ARGS)
 
 bench-hdfs: setup  ## Commits and restores on a real HDFS, beside reading the same files plainly
 	@PYTHONPATH=tests $(VENV)/python -m benchmarks.hdfs_files $(ARGS)

@@ -106,7 +106,7 @@ def _measured(megabytes: int, copies: int) -> dict[str, float]:
 
 def _run(root: Path, megabytes: int, copies: int) -> dict[str, float]:
     """Return the seconds from the kill to the next delivery, and those of the recovery's phases."""
-    _write_input(root / "in", megabytes)
+    write_input(root / "in", megabytes)
     builder = sk.session_builder(f"local-cluster[{_EXECUTORS},1,2048]")
     for key, value in {
         "spark.ui.enabled": "false",
@@ -178,7 +178,7 @@ def _disks_of(root: Path, versions: dict[int, str]) -> int:
     )
 
 
-def _write_input(directory: Path, megabytes: int) -> None:
+def write_input(directory: Path, megabytes: int) -> None:
     """Write a file for each batch: some that fill the state, then small ones."""
     directory.mkdir()
     keys = megabytes * 1_000_000 // _VALUE_BYTES // _FILLING

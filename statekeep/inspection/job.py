@@ -386,7 +386,7 @@ def no_such_job(config: Config, log_backend: BackendName, task: str | None) -> N
         " no backend, or began with an earlier version, its log is beside its checkpoint location:"
         " name that with --location, or set job.log.backend=blob and"
         " blob.store.uri=<checkpoint location>-statekeep. A job in plain Python has one log for each"
-        " task: name it with --task"
+        " task: name it with --task. Its program alone changes its state"
     )
     if task is not None:
         of_task, other = f" task={task}", "a job on Spark has one log for all tasks: name none"
