@@ -64,8 +64,8 @@ MISSING_OUTPUT = "statekeep-missing-output"
 _RESTORES_AT_A_TIME: Final = 8
 """By one slot: the sidecar has its own limit, and memory for so many."""
 _VERSIONS_A_REQUEST: Final = 8
-"""Uploads of these begin before the images of the next ones are written: with 32 a commit of 64 tasks took a
-third longer than with 8. And a request has its longest frame."""
+"""Uploads of these begin before the images of the next ones are written: with 32, and 64 tasks, half a second
+of uploads was left after the last image, with 8 a tenth. And a request has its longest frame."""
 
 
 class MissingOutputError(StateBackupError):
