@@ -153,9 +153,10 @@ class Stream:
                     "v": pa.array(ids, pa.int64()),
                 }
             )
-            path = directory / f"{number:03d}.parquet"
+            path = directory / f".{number:03d}.parquet"  # not seen by a query that runs
             pq.write_table(table, path)
             os.utime(path, (1_700_000_000 + number,) * 2)
+            path.rename(directory / path.name[1:])
 
     def expected(self, batches: int) -> Rows:
         """What the state is after so many batches, by a plain fold over the input."""

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sidecar_process_kit import VERSION, submit_versions
 from spark_processes import executors_of, sidecar_processes, wait_until
 
+import statekeep as sk
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.job import StatefulJob
@@ -368,6 +369,37 @@ def test_the_tasks_of_an_executor_that_is_decommissioned_move_with_their_state(
     # The cluster manager was told to keep their number.
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
     assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+
+
+@pytest.mark.long
+def test_the_sidecar_of_an_executor_whose_tasks_never_came_ends_with_the_query(
+    stream: Stream, open_jobs: list[StatefulJob], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = stream.spark.sparkContext._jsc.sc()
+    # State is fetched for the tasks that are to move; before they do, the query ends.
+    monkeypatch.setattr(BatchLoop, "_is_near", lambda *_: False)
+    stream.add_batches(1)
+    writer = stream.stateful(settings={"task.commit.ms": 200}).writeStream
+    writer = writer.foreachBatch(stream.sink).option("checkpointLocation", str(stream.location))
+    query: sk.StatefulStreamingQuery = writer.start()
+    query.processAllAvailable()
+    executors = sorted(set(_executors(open_jobs[0]).values()))
+    assert context.killExecutor(executors[0])
+    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 2)
+    assert context.requestExecutors(2)
+    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
+    for _ in range(100):
+        stream.add_batches(1)
+        query.processAllAvailable()
+        if len(sidecar_processes(stream.local_dir)) == 2:
+            break
+    commands = " ".join(sidecar_processes(stream.local_dir).values())
+    assert f"-{executors[1]} " in commands
+    assert f"-{executors[0]} " not in commands
+    assert set(_executors(open_jobs[0]).values()) == {executors[1]}
+    query.stop()
+    assert sidecar_processes(stream.local_dir) == {}
+    assert stream.received() == stream.expected(len(stream.delivered))
 
 
 def spark_submit() -> list[str]:

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from statekeep.clock import Clock
 from statekeep.errors import StateBackupError
 from statekeep.fault_points import fault_point
-from statekeep.spark.placement import Placement, slot_count, spread
+from statekeep.spark.placement import Placement, SlotFunction, slot_count, spread
 from statekeep.spark.worker import task_functions
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,8 @@ class Rebalancer:
         """How many commits to wait before the next try."""
         self.move: Move | None = None
         """The one that is being prepared."""
+        self._has_fetched = False
+        """Whether executors were asked to fetch state, which may never have got a task."""
 
     def note_change(self, *, is_settled: bool) -> None:
         """Take note that executors have come or gone.
@@ -150,6 +152,17 @@ class Rebalancer:
         self.give_up_move()
         self.placement.close()
 
+    def run_on_all(self, function: SlotFunction) -> None:
+        """Run a function on each executor that may work for the job, at its end; some run it twice."""
+        self.give_up_move()
+        self.placement.run(function)
+        if self._has_fetched:
+            fresh = self._fresh()
+            try:
+                fresh.run(function)
+            finally:
+                fresh.close()
+
     def rearrange(self, slots: Sequence[tuple[int, ...]]) -> None:
         """Put tasks into other slots of the table, which stays where it is."""
         self.give_up_move()
@@ -181,6 +194,7 @@ class Rebalancer:
             now_ns: Monotonic clock.
         """
         move.batch, move.fetch, move.is_there = batch, fetch, False
+        self._has_fetched = True
         self.ask_again(move, now_ns)
 
     def ask_again(self, move: Move, now_ns: int) -> None:

@@ -471,7 +471,7 @@ class TaskJobs:
             is_committed: Whether the last batch is.
         """
         spec, tasks, epoch = self._spec, self.placement.tasks, self.epoch
-        self.placement.run(
+        self.rebalancer.run_on_all(
             lambda own: task_functions.end_session(
                 own, spec, tasks, epoch=epoch, is_committed=is_committed
             )
