@@ -1,7 +1,8 @@
 """How long a start with another ``task.count`` takes: beside a start that only restores the same state.
 
-Both find no state on the local disk and all batches committed. The backups are in a directory of this machine: from
-a service, both take longer by its distance. ``make bench-rescale ARGS="--megabytes 1000"``.
+Both find no state on the local disk and all batches committed. Each runs twice in one JVM, which has compiled what it
+needs by the second time. The backups are in a directory of this machine: from a service, both take longer by its
+distance. ``make bench-rescale ARGS="--megabytes 1000"``.
 """
 
 import argparse
@@ -22,19 +23,21 @@ _BEFORE, _AFTER = 8, 12
 
 
 def measure(megabytes: int, directory: Path) -> list[Figure]:
-    """Fill a state of this size, restore it twice, then spread it over more tasks."""
+    """Fill a state of this size, restore it twice, then give it to more tasks and back."""
     spark = sk.session_builder("local[2]").config("spark.ui.enabled", "false").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     try:
         write_input(directory / "in", megabytes)
         _run(spark, directory, _BEFORE)
-        case = f"{megabytes} MB, {_BEFORE} tasks"
+        case = f"{megabytes} MB"
         figures: list[Figure] = []
-        for tasks, phase in ((_BEFORE, "restore"), (_BEFORE, "restore"), (_AFTER, "reshape")):
+        restores = [(_BEFORE, "restore")] * 2
+        reshapes = [(_AFTER, "reshape"), (_BEFORE, "reshape")]
+        for number, (tasks, phase) in enumerate([*restores, *reshapes]):
             shutil.rmtree(directory / "local")
             seconds = _run(spark, directory, tasks)[phase] / 1000
-            what = "restored" if tasks == _BEFORE else f"spread over {_AFTER}"
-            ratio = seconds / figures[-1].value if tasks != _BEFORE else None
+            what = f"{phase}, {tasks} tasks" + (" (warm)" if number % 2 else "")
+            ratio = seconds / figures[number - 2].value if phase == "reshape" else None
             figures.append(Figure("rescale", case, what, seconds, "s", ratio))
         return figures
     finally:

@@ -70,18 +70,23 @@ class SparkSplitter(StateSplitter):
 class RoutedEntries:
     """The entries of one task's store, without its registry, each with the number of its new task."""
 
-    def __init__(self, source: KeyValueStore, partitions: int) -> None:
+    def __init__(
+        self, source: KeyValueStore, partitions: int, own: tuple[int, int] | None = None
+    ) -> None:
         """Read the registry.
 
         Args:
             source: The store.
             partitions: How many new tasks the operator has.
+            own: The number of the old task, and of how many; None: keys that belong to another
+                one are taken.
 
         Raises:
             CheckpointCorruptError: The registry cannot be read, or is missing where there is state.
         """
         self._source = source
         self._partitions = partitions
+        self._own = own
         self.registry = source.get(REGISTRY_KEY)
         """None: the store is empty."""
         if self.registry is None:
@@ -91,12 +96,12 @@ class RoutedEntries:
         """Yield each entry, ordered by its key.
 
         Raises:
-            CheckpointCorruptError: One cannot be routed.
+            CheckpointCorruptError: One cannot be routed, or is in a task that it does not belong to.
         """
         if self.registry is None:
             return
         key_schema, variables = decode_registry(self.registry)
-        route = _Route(key_schema, self._partitions)
+        route = _Route(key_schema, self._partitions, self._own)
         starts = {
             v.prefix: _ID_BYTES + (TIME_BYTES if v.kind == "by_time" else 0)
             for v in variables.values()
@@ -115,6 +120,11 @@ class Moves:
 
     def __init__(self, moves: Mapping[bytes, "_Move"]) -> None:
         self._moves = moves
+
+    @property
+    def is_none(self) -> bool:
+        """Whether every entry stays as it is."""
+        return all(not m.numbers and m.prefix == prefix for prefix, m in self._moves.items())
 
     def moved(self, key: bytes, value: bytes) -> tuple[bytes, bytes]:
         """Return an entry as the new task has it."""
@@ -242,9 +252,12 @@ def _readable(name: str, variable: RegisteredVariable) -> RegisteredVariable:
 class _Route:
     """From a stored key to its task; remembers the last grouping key, as maps have many entries."""
 
-    def __init__(self, key_schema: StructType, partitions: int) -> None:
+    def __init__(
+        self, key_schema: StructType, partitions: int, own: tuple[int, int] | None
+    ) -> None:
         self._hasher = KeyHasher(key_schema)
         self._partitions = partitions
+        self._own = own
         self._front = b""
         self._partition = -1
 
@@ -254,6 +267,13 @@ class _Route:
             value, end = self._hasher.hash_front(key[start:])
             self._front = key[: start + end]
             self._partition = partition_of_hash(value, self._partitions)
+            if self._own is not None:
+                found, (expected, count) = partition_of_hash(value, self._own[1]), self._own
+                if found != expected:
+                    raise CheckpointCorruptError(
+                        "a task has a key of another one: "
+                        f"key={key.hex()} task={expected} of={count} belongs_to={found}"
+                    )
         return self._partition
 
 

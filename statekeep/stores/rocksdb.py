@@ -54,7 +54,8 @@ _DISK_REASONS: Final = {
 _DAMAGE_SIGNS: Final = ("Corruption", "No such file", "does not exist", "bad magic", "Truncated")
 _HOST_SIGNS: Final = ("Too many open files", "Cannot allocate memory", "Input/output error")
 """The host is at fault, and not the store."""
-_READAHEAD_BYTES: Final = 2 * _MIB
+_READAHEAD_BYTES: Final = 256 << 10
+"""For each file that a scan of everything merges. 2 MiB took a fifth longer."""
 _RECORDS_BETWEEN_CHECKS: Final = 100_000
 """Of a check that reads every record: about 30 ms."""
 CURRENT_FILE: Final = "CURRENT"
@@ -208,7 +209,10 @@ class RocksDbStore(KeyValueStore):
 
     @override
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        scan = _Scan(self._db.iter(), prefix, self._explain)
+        # One of everything reads ahead, past the cache: half the time; one of a few entries would read
+        # far beyond them.
+        entries = self._db.iter() if prefix else self._db.iter(_whole_scan())
+        scan = _Scan(entries, prefix, self._explain)
         self._scans.add(scan)
         return scan
 
@@ -388,10 +392,15 @@ def check_rocksdb_image(
         raise VersionDamagedError(msg)
 
 
-def _read_all(db: Rdict, is_cancelled: threading.Event) -> None:
+def _whole_scan() -> ReadOptions:
     options = ReadOptions()
     options.set_readahead_size(_READAHEAD_BYTES)
-    entries = db.iter(options)
+    options.fill_cache(False)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]  # noqa: FBT003 - its stub lacks the argument
+    return options
+
+
+def _read_all(db: Rdict, is_cancelled: threading.Event) -> None:
+    entries = db.iter(_whole_scan())
     entries.seek_to_first()
     is_valid, go_on = entries.valid, entries.next
     count = 0

@@ -22,7 +22,7 @@ from statekeep.stores.change_set import (
     delta_name,
 )
 from statekeep.stores.delta import DeltaHeader, DeltaWriter
-from statekeep.stores.factory import check_image, open_store
+from statekeep.stores.factory import check_image, open_store, open_to_load
 from statekeep.stores.local_files import (
     clone_image,
     explained_errors,
@@ -131,12 +131,18 @@ class WorkDirectory:
         return self.path / OUTPUT_FILE
 
     def open_store(
-        self, store: StoreName, kind: StoreFactoryName, options: RocksDbOptions | None = None
+        self,
+        store: StoreName,
+        kind: StoreFactoryName,
+        options: RocksDbOptions | None = None,
+        *,
+        is_to_load: bool = False,
     ) -> KeyValueStore:
         """Open a store of this directory, once; closed by `discard`.
 
         Changes are captured if `begin` said so. A store that the base has is never created: what
-        was restored or sealed has an image of it.
+        was restored or sealed has an image of it. One that ``is_to_load`` is written much before it is
+        read (`statekeep.stores.factory.open_to_load`).
 
         Raises:
             VersionDamagedError: The files that came from the base are damaged or missing.
@@ -144,15 +150,13 @@ class WorkDirectory:
         """
         if store in self._open or store not in self.stores:
             raise ValueError(f"store is open already or unknown here: store={store}")
-        is_new = store not in self._cloned
-        opened = open_store(
-            store,
-            kind,
-            self.store_directory(store),
-            options,
-            is_new=is_new,
-            on_damage=self._suspect_versions,
-        )
+        is_new, directory = store not in self._cloned, self.store_directory(store)
+        if is_to_load:
+            opened = open_to_load(store, kind, directory, options, is_new=is_new)
+        else:
+            opened = open_store(
+                store, kind, directory, options, is_new=is_new, on_damage=self._suspect_versions
+            )
         if store in self._captured:
             opened = CapturingStore(opened, self.path / escape_name(store) / "changes")
         self._open[store] = opened

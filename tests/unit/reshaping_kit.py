@@ -46,14 +46,13 @@ class FakeLocation:
 
 
 class InProcess(Reshaper):
-    """Does what Spark does between the two stages: sorts the rows."""
+    """Does what Spark does between the two stages: brings the rows of each task together."""
 
     @override
     def _run_job(self, reshape: Reshape) -> list[Made]:
         indexes = pa.record_batch({"id": list(range(len(reshape.sources)))})
         rows = pa.Table.from_batches(list(split_tasks(iter([indexes]), reshape)))
-        order = [(name, "ascending") for name in ("task", "store", "source", "number")]
-        batches: Iterator[pa.RecordBatch] = iter(rows.sort_by(order).to_batches())
+        batches: Iterator[pa.RecordBatch] = iter(rows.sort_by("task").to_batches())
         return [
             parse_made(text)
             for batch in make_tasks(batches, reshape)

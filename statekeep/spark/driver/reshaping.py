@@ -250,12 +250,11 @@ class Reshaper:
         split = spark.range(0, count, 1, count).mapInArrow(
             lambda batches: split_tasks(batches, reshape), SPLIT_SCHEMA
         )
-        sorted_rows = (
-            split.withColumn(_BUCKET, F.element_at(buckets, F.col("task") + 1))
-            .repartition(reshape.partitions, _BUCKET)
-            .sortWithinPartitions("task", "store", "source", "number")
+        # A bucket and a partition for each new task.
+        by_task = split.withColumn(_BUCKET, F.element_at(buckets, F.col("task") + 1)).repartition(
+            reshape.partitions, _BUCKET
         )
-        made = sorted_rows.mapInArrow(lambda batches: make_tasks(batches, reshape), MADE_SCHEMA)
+        made = by_task.mapInArrow(lambda batches: make_tasks(batches, reshape), MADE_SCHEMA)
         return [parse_made(row[0]) for row in made.collect()]
 
     async def _log_progress(self) -> None:

@@ -40,6 +40,9 @@ _ESCAPED: Final = 0xFF
 """Follows a zero byte that belongs to a string."""
 _C1: Final = 0xCC9E2D51
 _C2: Final = 0x1B873593
+_ADDED: Final = 0xE6546B64
+_F1: Final = 0x85EBCA6B
+_F2: Final = 0xC2B2AE35
 _DECIMAL_BYTES: Final = 16
 _DECIMAL_BIAS: Final = 1 << 127
 _MAX_LONG_DIGITS: Final = 18
@@ -103,18 +106,14 @@ def hash_bytes(data: bytes, seed: int) -> int:
 
 def _mix(value: int, block: int) -> int:
     block = block * _C1 & _MASK
-    block = (block << 15 | block >> 17) & _MASK
-    value ^= block * _C2 & _MASK
-    value = (value << 13 | value >> 19) & _MASK
-    return value * 5 + 0xE6546B64 & _MASK
+    value ^= (block << 15 | block >> 17) * _C2 & _MASK
+    return (value << 13 | value >> 19) * 5 + _ADDED & _MASK
 
 
 def _finish(value: int, length: int) -> int:
     value ^= length
-    value ^= value >> 16
-    value = value * 0x85EBCA6B & _MASK
-    value ^= value >> 13
-    value = value * 0xC2B2AE35 & _MASK
+    value = (value ^ value >> 16) * _F1 & _MASK
+    value = (value ^ value >> 13) * _F2 & _MASK
     return value ^ value >> 16
 
 

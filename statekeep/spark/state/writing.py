@@ -119,10 +119,13 @@ def require_reason(reason: str) -> None:
         raise ConfigError("a change of the state needs a reason", hint="say why: --reason TEXT")
 
 
-def open_in(work: WorkDirectory, store: StoreName, config: Config) -> KeyValueStore:
+def open_in(
+    work: WorkDirectory, store: StoreName, config: Config, *, is_to_load: bool = False
+) -> KeyValueStore:
     """Open a store of the job in a work directory."""
     settings = config.store(store)
-    return work.open_store(store, settings.factory, RocksDbOptions.of(settings))
+    options = RocksDbOptions.of(settings)
+    return work.open_store(store, settings.factory, options, is_to_load=is_to_load)
 
 
 def task_of_key(router: KeyRouter | ByteKeys, front: bytes) -> TaskName:

@@ -1,11 +1,13 @@
 """Gives the state of a commit to another number of tasks, on executors: split, then made and backed up.
 
 Each old task is restored once, and each new task is written and uploaded once. Between the two, Spark's
-shuffle carries the entries, packed. The first Python stage knows only the registry of its own task, so
-the second one gives variables their common numbers.
+shuffle carries the entries, packed, and in any order: sorting them would take as long as the rest. The
+first Python stage knows only the registry of its own task, so the second one gives variables their
+common numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -37,7 +39,7 @@ from statekeep.inspection.task_restore import restore_task, stores_of, task_iden
 from statekeep.restore.plan import BadMarkers
 from statekeep.spark.operator.registry import REGISTRY_KEY
 from statekeep.spark.own_loop import run_apart
-from statekeep.spark.rescaling import MergedRegistry, RoutedEntries
+from statekeep.spark.rescaling import MergedRegistry, Moves, RoutedEntries
 from statekeep.spark.state.writing import open_in
 from statekeep.spark.tasks import SCRATCH, SCRATCH_PREFIX, operator_tasks, task_name
 from statekeep.stores.base import KeyValueStore
@@ -46,37 +48,27 @@ from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.temporary_directory import temporary_directory
 from statekeep.stores.version import SealedVersion
 
-SPLIT_SCHEMA: Final = "task int, store string, source int, number int, content binary"
+SPLIT_SCHEMA: Final = (
+    "task int, store string, source int, registry binary, entries binary, sent int"
+)
 MADE_SCHEMA: Final = "answer string"
 _SPLIT: Final = pa.schema(
     [
         ("task", pa.int32()),
         ("store", pa.string()),
         ("source", pa.int32()),
-        ("number", pa.int32()),
-        ("content", pa.binary()),
+        ("registry", pa.binary()),
+        ("entries", pa.binary()),
+        ("sent", pa.int32()),
     ]
 )
 _MADE: Final = pa.schema([("answer", pa.string())])
 _CHUNK_BYTES: Final = 256 << 10
 """Of the entries in one row of the shuffle."""
-_HEADER: Final = 0
-"""Number of the row that says what the others of its task, store and source are; they begin with 1."""
 
 _Entries = list[tuple[bytes, bytes]]
 _encoder: Final = msgspec.msgpack.Encoder()
 _entries_decoder: Final = msgspec.msgpack.Decoder(_Entries)
-
-
-class _Header(msgspec.Struct, frozen=True):
-    """What one old task has sent of a store to one new task."""
-
-    registry: bytes | None
-    """Of the old task's store; None where that was empty."""
-    entries: int
-
-
-_header_decoder: Final = msgspec.msgpack.Decoder(_Header)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +95,15 @@ class Reshape:
 
     def targets_of(self, source: int) -> range:
         """Return the new tasks of the operator of an old task."""
-        operator = source * self.operators // self.commit.identity.partitions
-        return operator_tasks(operator, self.operators, self.partitions)
+        return operator_tasks(self._operator_of(source), self.operators, self.partitions)
+
+    def former_of(self, source: int) -> range:
+        """Return the old tasks of the operator of an old task."""
+        before = self.commit.identity.partitions
+        return operator_tasks(self._operator_of(source), self.operators, before)
+
+    def _operator_of(self, source: int) -> int:
+        return source * self.operators // self.commit.identity.partitions
 
     @property
     def sources(self) -> Sequence[int]:
@@ -176,7 +175,10 @@ def split_tasks(batches: Iterator[pa.RecordBatch], reshape: Reshape) -> Iterator
             with restored.begin(random_nonce(), version, present) as work:
                 for store in reshape.stores:
                     opened = open_in(work, store, reshape.config) if store in present else None
-                    yield from Splitting(store, source, reshape.targets_of(source)).rows(opened)
+                    splitting = Splitting(
+                        store, source, reshape.targets_of(source), reshape.former_of(source)
+                    )
+                    yield from splitting.rows(opened)
 
 
 async def _restore(reshape: Reshape, source: int, directory: Path) -> SealedVersion:
@@ -203,53 +205,61 @@ async def _restore(reshape: Reshape, source: int, directory: Path) -> SealedVers
 class Splitting:
     """Packs the entries of one store of an old task for the new tasks of its operator."""
 
-    def __init__(self, store: StoreName, source: int, targets: range) -> None:
+    def __init__(self, store: StoreName, source: int, targets: range, former: range) -> None:
         """Begin with none.
 
         Args:
             store: The name of the store.
             source: The old task.
             targets: The new tasks.
+            former: The old ones.
         """
         self._store = store
         self._source = source
         self._targets = targets
+        self._own = source - former.start, len(former)
+        self._registry: bytes | None = None
         self._waiting: list[_Entries] = [[] for _ in targets]
         self._bytes = [0] * len(targets)
-        self._rows = [0] * len(targets)
-        self._entries = [0] * len(targets)
+        self._sent = [0] * len(targets)
 
     def rows(self, store: KeyValueStore | None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all entries, then the headers; None is an empty store."""
-        routed = () if store is None else RoutedEntries(store, len(self._targets))
-        for nth, key, value in routed:
-            self._waiting[nth].append((key, value))
-            self._bytes[nth] += len(key) + len(value)
-            if self._bytes[nth] >= _CHUNK_BYTES:
-                yield self._packed(nth)
+        """Yield the rows of all entries, then one for each new task with their number.
+
+        Args:
+            store: None is an empty one.
+
+        Raises:
+            CheckpointCorruptError: An entry cannot be routed, or is none of the old task's.
+        """
+        if store is not None:
+            routed = RoutedEntries(store, len(self._targets), self._own)
+            self._registry = routed.registry
+            for nth, key, value in routed:
+                self._waiting[nth].append((key, value))
+                self._bytes[nth] += len(key) + len(value)
+                if self._bytes[nth] >= _CHUNK_BYTES:
+                    yield self._packed(nth)
         for nth, waiting in enumerate(self._waiting):
             if waiting:
                 yield self._packed(nth)
-        registry = routed.registry if isinstance(routed, RoutedEntries) else None
-        for nth, entries in enumerate(self._entries):
-            header = _encoder.encode(_Header(registry, entries))
-            yield self._row(nth, _HEADER, header)
+        for nth, sent in enumerate(self._sent):
+            yield self._row(nth, None, None, sent)
 
     def _packed(self, nth: int) -> pa.RecordBatch:
         entries = self._waiting[nth]
         self._waiting[nth], self._bytes[nth] = [], 0
-        self._entries[nth] += len(entries)
-        self._rows[nth] += 1
-        return self._row(nth, self._rows[nth], _encoder.encode(entries))
+        self._sent[nth] += len(entries)
+        return self._row(nth, self._registry, _encoder.encode(entries), None)
 
-    def _row(self, nth: int, number: int, content: bytes) -> pa.RecordBatch:
-        values = [self._targets[nth], self._store, self._source, number, content]
-        arrays = [pa.array([v], t) for v, t in zip(values, _SPLIT.types, strict=True)]
+    def _row(self, nth: int, *values: bytes | int | None) -> pa.RecordBatch:
+        row = [self._targets[nth], self._store, self._source, *values]
+        arrays = [pa.array([v], t) for v, t in zip(row, _SPLIT.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=_SPLIT)
 
 
-SplitRow = tuple[int, StoreName, int, int, bytes]
-"""New task, store, old task, number, content."""
+SplitRow = tuple[int, StoreName, int, bytes | None, bytes | None, int | None]
+"""New task, store, old task; registry of the old task's store and entries; or how many it has sent."""
 
 
 def make_tasks(batches: Iterator[pa.RecordBatch], reshape: Reshape) -> Iterator[pa.RecordBatch]:
@@ -258,7 +268,7 @@ def make_tasks(batches: Iterator[pa.RecordBatch], reshape: Reshape) -> Iterator[
     Any number of attempts may run: each has uploads of its own, and one of them is named in the commit.
 
     Args:
-        batches: Rows of `split_tasks`, sorted by task, store, source and number.
+        batches: Rows of `split_tasks`, all those of a task one after the other.
         reshape: What to do.
 
     Raises:
@@ -283,65 +293,85 @@ def split_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[SplitRow]:
 class Filling:
     """Writes into the stores of one new task what old tasks have sent."""
 
-    def __init__(self, task: TaskName, expected: Iterable[tuple[StoreName, int]]) -> None:
+    def __init__(
+        self,
+        task: TaskName,
+        expected: Iterable[tuple[StoreName, int]],
+        open_store: Callable[[StoreName], KeyValueStore],
+    ) -> None:
         """Begin with none.
 
         Args:
             task: The new task.
             expected: The stores and old tasks that it is to hear of.
+            open_store: Opens a store, which is empty.
         """
         self._task = task
-        self._missing = set(expected)
-        self.entries = 0
-        """Of all stores."""
+        self._expected = {*expected}
+        self._open_store = open_store
+        self._stores: dict[StoreName, _FilledStore] = {}
+        self._sent: dict[tuple[StoreName, int], int] = {}
+        """What the old tasks say."""
+        self._found: Counter[tuple[StoreName, int]] = Counter()
 
-    def fill(self, name: StoreName, store: KeyValueStore, rows: Iterable[SplitRow]) -> None:
-        """Write what all old tasks have sent for one store.
+    @property
+    def entries(self) -> int:
+        """How many were written, of all stores."""
+        return self._found.total()
+
+    def fill(self, rows: Iterable[SplitRow]) -> None:
+        """Write what all old tasks have sent, in any order: they have no key in common.
 
         Raises:
-            CheckpointCorruptError: Not every entry has come.
+            CheckpointCorruptError: Not every entry has come, or not each old task was heard of.
             StateSchemaError: Two tasks have a variable of one name, but not of one form.
         """
-        registry, given = MergedRegistry(), 0
-        for source, of_source in groupby(rows, key=lambda row: row[2]):
-            contents = iter(of_source)
-            header = self._header(name, source, next(contents))
-            given += header.entries
-            if header.registry is None:
-                continue
-            moves = registry.add(header.registry)
-            for *_, content in contents:
-                store.write(dict(moves.moved(*entry) for entry in _entries_decoder.decode(content)))
-        found = sum(1 for _ in store.scan())
-        if found != given:
-            raise CheckpointCorruptError(
-                f"the new task does not hold what it was given: task={self._task} "
-                f"store={name} entries={found} given={given}"
-            )
-        self.entries += given
-        if given:
-            store.put(REGISTRY_KEY, registry.encode())
-
-    def require_all(self) -> None:
-        """Make sure that each old task was heard of.
-
-        Raises:
-            CheckpointCorruptError: One was not.
-        """
-        if self._missing:
+        for _, name, source, registry, content, sent in rows:
+            if name not in self._stores:
+                self._stores[name] = _FilledStore(self._open_store(name))
+            if sent is not None:
+                self._sent[name, source] = sent
+            elif registry is not None and content is not None:
+                entries = _entries_decoder.decode(content)
+                self._stores[name].write(source, registry, entries)
+                self._found[name, source] += len(entries)
+        if self._sent.keys() != self._expected:
             raise CheckpointCorruptError(
                 f"a new task did not get the state of every old one: task={self._task}"
-                f" missing={sorted(self._missing)}"
+                f" missing={sorted(self._expected - self._sent.keys())}"
             )
+        for each in sorted(self._sent.keys() | self._found.keys()):
+            found, sent = self._found[each], self._sent.get(each)
+            if found != sent:
+                store, source = each
+                raise CheckpointCorruptError(
+                    f"a new task does not get all that an old one has sent: task={self._task}"
+                    f" store={store} source={source} entries={found} sent={sent}"
+                )
+        for filled in self._stores.values():
+            filled.finish()
 
-    def _header(self, store: StoreName, source: int, row: SplitRow) -> _Header:
-        *_, number, content = row
-        if number != _HEADER or (store, source) not in self._missing:
-            raise CheckpointCorruptError(
-                f"entries of a task have come without their header: source={source} store={store}"
-            )
-        self._missing.remove((store, source))
-        return _header_decoder.decode(content)
+
+class _FilledStore:
+    """One store of a new task."""
+
+    def __init__(self, store: KeyValueStore) -> None:
+        self._store = store
+        self._registry = MergedRegistry()
+        self._moves: dict[int, Moves] = {}
+        """By old task."""
+
+    def write(self, source: int, registry: bytes, entries: _Entries) -> None:
+        """Write entries of an old task, with the numbers that its variables have here."""
+        if source not in self._moves:
+            self._moves[source] = self._registry.add(registry)
+        moves = self._moves[source]
+        self._store.load(entries if moves.is_none else (moves.moved(*entry) for entry in entries))
+
+    def finish(self) -> None:
+        """Add the registry of all, if there are any entries."""
+        if self._moves:
+            self._store.put(REGISTRY_KEY, self._registry.encode())
 
 
 class _Making:
@@ -355,29 +385,33 @@ class _Making:
             job.job_name, MAIN_OPERATOR, task_name(task), job_uid=job.job_uid
         )
         self._directory = TaskDirectory.of(directory, self._identity)
-        self._filling = Filling(self._identity.task_name, reshape.expected_by(task))
 
     def make(self, rows: Iterable[SplitRow]) -> Made:
         """Take in all rows of the task."""
-        version = self._write(rows)
-        if version is None:
+        written = self._write(rows)
+        if written is None:
             return empty_task(self._reshape, self._task)
+        version, entries = written
         uploads, reshape = _Uploads(), self._reshape
         checkpoint = run_apart(self._back_up(version, uploads))
         require_markers(self._identity.task_name, version, checkpoint, reshape.stores)
         text = encode_checkpoint_v2(checkpoint).decode()
-        return Made(self._task, str(version.id), text, self._filling.entries, uploads.sent)
+        return Made(self._task, str(version.id), text, entries, uploads.sent)
 
-    def _write(self, rows: Iterable[SplitRow]) -> SealedVersion | None:
+    def _write(self, rows: Iterable[SplitRow]) -> tuple[SealedVersion, int] | None:
+        """Return what was written, and how many entries it has; None: no state."""
         reshape = self._reshape
         with self._directory.begin(random_nonce(), None, reshape.stores) as work:
-            for store, of_store in groupby(rows, key=lambda row: row[1]):
-                self._filling.fill(store, open_in(work, store, reshape.config), of_store)
-            self._filling.require_all()
-            if not self._filling.entries:
+            filling = Filling(
+                self._identity.task_name,
+                reshape.expected_by(self._task),
+                lambda store: open_in(work, store, reshape.config, is_to_load=True),
+            )
+            filling.fill(rows)
+            if not filling.entries:
                 return None
             version = VersionId.parse(reshape.versions[self._task])
-            return work.seal(version.batch, version.uid, None)
+            return work.seal(version.batch, version.uid, None), filling.entries
 
     async def _back_up(self, version: SealedVersion, uploads: "_Uploads") -> CheckpointV2:
         reshape, clock = self._reshape, SystemClock()

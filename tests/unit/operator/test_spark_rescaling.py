@@ -1,6 +1,8 @@
 """The state of a Spark job on other tasks, without Spark: routing, numbering, nothing lost."""
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
 
 import pytest
 from hypothesis import given, settings
@@ -101,16 +103,20 @@ def split_by_rows(stores: Sequence[KeyValueStore], partitions: int) -> list[KeyV
     batches = [
         batch
         for source, store in enumerate(stores)
-        for batch in Splitting(STATE_STORE, source, range(partitions)).rows(store)
+        for batch in Splitting(STATE_STORE, source, range(partitions), range(len(stores))).rows(
+            store
+        )
     ]
-    rows = sorted(split_rows(iter(batches)), key=lambda row: row[:4])
+    rows = list(split_rows(iter(batches)))
+    random.Random(len(rows)).shuffle(rows)
     targets: list[KeyValueStore] = [memory_store() for _ in range(partitions)]
     for number, target in enumerate(targets):
         filling = Filling(
-            TaskName(f"Partition {number}"), {(STATE_STORE, s) for s in range(len(stores))}
+            TaskName(f"Partition {number}"),
+            {(STATE_STORE, s) for s in range(len(stores))},
+            dict.fromkeys([STATE_STORE], target).__getitem__,
         )
-        filling.fill(STATE_STORE, target, [row for row in rows if row[0] == number])
-        filling.require_all()
+        filling.fill(row for row in rows if row[0] == number)
     return targets
 
 
@@ -156,22 +162,40 @@ def test_stored_keys_stay_as_they_are_where_all_tasks_number_alike(
     assert entries[0] == entries[1]
 
 
-@pytest.mark.parametrize("lost", ["header", "entries"])
-def test_entries_that_are_lost_on_the_way_are_noticed(lost: str) -> None:
-    store = store_of(
-        {("count", ("a", 1), b""): b"v", ("count", ("b", 1), b""): b"v"}, variables("count")
-    )
-    rows = sorted(split_rows(Splitting(STATE_STORE, 0, range(1)).rows(store)))
-    header, *_ = rows
-    assert len(rows) == 2
-    kept: list[SplitRow] = rows[1:] if lost == "header" else [header]
-    with pytest.raises(CheckpointCorruptError, match=r"without their header|entries=0 given=2"):
-        Filling(TaskName("t"), {(STATE_STORE, 0)}).fill(STATE_STORE, memory_store(), kept)
+TWO_ENTRIES: Final[Content] = {("count", ("a", 1), b""): b"v", ("count", ("b", 1), b""): b"v"}
+
+
+def filled(rows: Iterable[SplitRow]) -> int:
+    filling = Filling(TaskName("t"), {(STATE_STORE, 0)}, lambda _: memory_store())
+    filling.fill(rows)
+    return filling.entries
+
+
+def test_entries_that_are_lost_or_come_twice_on_the_way_are_noticed() -> None:
+    store = store_of(TWO_ENTRIES, variables("count"))
+    entries, sent = split_rows(Splitting(STATE_STORE, 0, range(1), range(1)).rows(store))
+    assert filled([sent, entries]) == 2
+    with pytest.raises(CheckpointCorruptError, match=r"missing=.*'state', 0"):
+        filled([entries])
+    with pytest.raises(CheckpointCorruptError, match="entries=0 sent=2"):
+        filled([sent])
+    with pytest.raises(CheckpointCorruptError, match="entries=4 sent=2"):
+        filled([entries, entries, sent])
 
 
 def test_an_old_task_that_is_not_heard_of_is_noticed() -> None:
-    with pytest.raises(CheckpointCorruptError, match=r"missing=.*'state', 1"):
-        Filling(TaskName("t"), {(STATE_STORE, 1)}).require_all()
+    with pytest.raises(CheckpointCorruptError, match=r"missing=.*'state', 0"):
+        filled([])
+
+
+def test_a_key_in_a_task_that_it_does_not_belong_to_is_noticed() -> None:
+    """Another task may have the same key: one of the two entries would be lost."""
+    store = store_of(TWO_ENTRIES, variables("count"))
+    places = {task_of(key, 64) for _, key, _ in TWO_ENTRIES}
+    assert len(places) == 2
+    for place in places:
+        with pytest.raises(CheckpointCorruptError, match=f"task={place} of=64 belongs_to="):
+            list(Splitting(STATE_STORE, place, range(1), range(64)).rows(store))
 
 
 def test_hashes_are_those_of_spark() -> None:

@@ -355,7 +355,7 @@ def test_slots_of_a_host_share_what_is_to_be_done_at_the_end_of_a_session(
             list(function(SLOTS[0]))
 
     jobs = object.__new__(TaskJobs)
-    jobs.rebalancer = cast("Rebalancer", SimpleNamespace(placement=Slots()))
+    jobs.rebalancer = cast("Rebalancer", SimpleNamespace(placement=Slots(), run_on_all=Slots().run))
     jobs._spec, jobs.epoch = spec, 1
     jobs.end_session(is_committed=True)
     assert swept[3:] == [spec.directory(2).root]
