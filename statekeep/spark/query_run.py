@@ -19,6 +19,7 @@ from statekeep.reporter import Reporter
 from statekeep.spark.driver.batch_loop import Sink
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.spark.driver.progress import EventList
 from statekeep.spark.driver.query_watch import WatchedQuery
 from statekeep.spark.driver.ticks import Ticks
@@ -146,16 +147,18 @@ class QueryPlan:
             RestoreFailedError: State is out of reach of every backend.
         """
         job = StatefulJob(
-            spark=self.source.sparkSession,
-            frame=self.source,
-            stages=self.stages,
-            config=self.config,
-            location=self.location,
-            sink=self.sink,
-            clock=clock,
-            events=events,
-            reporter=reporter,
-            ticks=self.ticks,
+            JobDefinition(
+                spark=self.source.sparkSession,
+                frame=self.source,
+                stages=self.stages,
+                config=self.config,
+                location=self.location,
+                sink=self.sink,
+                clock=clock,
+                events=events,
+                reporter=reporter,
+                ticks=self.ticks,
+            )
         )
         try:
             job.open(check_wanted, own_epoch)

@@ -46,11 +46,11 @@ def main(root: Path) -> None:  # noqa: PLR0915 - what the sink does is one story
     def is_calm() -> bool:
         """Whether what runs beside the batches has ended, but for the fetch."""
         job = queries[0]._job
-        rebalancer = job._rebalancer
+        rebalancer = job._owned.rebalancer
         assert rebalancer is not None
         warm_up, move = rebalancer._warm_up, rebalancer.move
         return (
-            job._commits.open_batch is None
+            job._owned.commits.open_batch is None
             and (warm_up is None or warm_up.running.done())
             and (move is None or not move.is_asking)
         )
@@ -67,13 +67,13 @@ def main(root: Path) -> None:  # noqa: PLR0915 - what the sink does is one story
             assert wait_until(lambda: context.getExecutorMemoryStatus().size() == EXECUTORS + 1)
         if batch > JOINED:
             assert wait_until(is_calm)
-            rebalancer = queries[0]._job._rebalancer
+            rebalancer = queries[0]._job._owned.rebalancer
             move = None if rebalancer is None else rebalancer.move
             if move is not None and move.job is not None and sign.exists():
                 meanwhile.append(batch)
                 if len(meanwhile) == MEANWHILE:
                     sign.unlink()
-                    versions = queries[0]._job._batches.versions(move.batch)
+                    versions = queries[0]._job._owned.batches.versions(move.batch)
                     assert wait_until(
                         lambda: all(
                             hosts_of(root / "disks", task, versions[task])

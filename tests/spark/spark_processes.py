@@ -44,5 +44,5 @@ def executors_of(job: StatefulJob) -> dict[int, dict[str, Any]]:
         own = executor_identity()
         yield answer({"tasks": list(tasks), "executor": own.executor_id, "jvm_pid": own.jvm_pid})
 
-    found = job._jobs.placement.run(executor_location)
+    found = job._owned.jobs.placement.run(executor_location)
     return {task: place for place in found for task in place["tasks"]}

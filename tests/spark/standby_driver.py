@@ -97,10 +97,10 @@ def main(root: Path, copies: int) -> None:
             return
         assert wait_until(lambda: bool(query))
         job = query[0]._job
-        assert wait_until(lambda: job._commits.committed_batch == COMMITS)
+        assert wait_until(lambda: job._owned.commits.committed_batch == COMMITS)
         if batch < KILLS:
             return
-        versions = job._batches.versions(COMMITS)
+        versions = job._owned.batches.versions(COMMITS)
         assert wait_until(
             lambda: all(len(hosts_of(disks, *found)) == copies for found in versions.items()), 30
         )

@@ -29,6 +29,7 @@ from statekeep.errors import (
 )
 from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.testing.faults import (
     HANDLER,
     PLAN_VARIABLE,
@@ -81,13 +82,15 @@ def take_over_beside(stream: Stream) -> None:
     """Let a second driver take over the job, and leave again."""
     query_job = started_jobs[0]
     second = StatefulJob(
-        spark=stream.spark,
-        frame=stream.frame(),
-        stages=query_job._stages,
-        config=query_job._config,
-        location=query_job._location,
-        sink=stream.sink,
-        clock=query_job._clock,
+        JobDefinition(
+            spark=stream.spark,
+            frame=stream.frame(),
+            stages=query_job._definition.stages,
+            config=query_job._definition.config,
+            location=query_job._definition.location,
+            sink=stream.sink,
+            clock=query_job._definition.clock,
+        )
     )
     second.open()
     second.close()

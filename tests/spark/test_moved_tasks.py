@@ -37,10 +37,10 @@ def run_with_a_new_executor(
     def is_ready() -> bool:
         """Whether the next batch may move tasks: a commit has ended, and new executors are ready."""
         job = queries[0]._job
-        assert job._rebalancer is not None
-        warm_up, move = job._rebalancer._warm_up, job._rebalancer.move
+        assert job._owned.rebalancer is not None
+        warm_up, move = job._owned.rebalancer._warm_up, job._owned.rebalancer.move
         return (
-            job._commits.open_batch is None
+            job._owned.commits.open_batch is None
             and (warm_up is None or warm_up.running.done())
             and (move is None or not move.is_asking)
         )

@@ -132,7 +132,7 @@ def test_a_start_sees_which_uploads_of_an_older_driver_are_in_progress(
     stream.add_batches(1)
     writer = stream.stateful().writeStream.foreachBatch(stream.sink)
     query = writer.option("checkpointLocation", str(stream.location)).start()
-    jobs = open_jobs[0]._jobs
+    jobs = open_jobs[0]._owned.jobs
     plan = SubmitPlan(
         epoch=1,
         attempt=1,

@@ -17,6 +17,7 @@ from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError, TaskFencedError
 from statekeep.inspection.job import open_job
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.owned_job import JobDefinition
 
 pytestmark = [
     pytest.mark.spark,
@@ -136,13 +137,15 @@ def test_a_fenced_query_is_not_started_again(stream: Stream) -> None:
         if batch == 1:
             job = query._job
             second = StatefulJob(
-                spark=stream.spark,
-                frame=stream.frame(),
-                stages=job._stages,
-                config=job._config,
-                location=job._location,
-                sink=stream.sink,
-                clock=job._clock,
+                JobDefinition(
+                    spark=stream.spark,
+                    frame=stream.frame(),
+                    stages=job._definition.stages,
+                    config=job._definition.config,
+                    location=job._definition.location,
+                    sink=stream.sink,
+                    clock=job._definition.clock,
+                )
             )
             second.open()
             second.close()

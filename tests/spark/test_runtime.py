@@ -36,6 +36,7 @@ from statekeep.errors import (
 )
 from statekeep.spark.driver import opening, task_jobs
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.spark.placement import BUCKET_COLUMN, Placement
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -267,7 +268,7 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _tasks_of_open_batch() -> list[TaskBatch]:
     """Return what the tasks did in the newest recorded batch, as the log has it."""
-    storage = _open_jobs[0]._storage
+    storage = _open_jobs[0]._owned.storage
     assert storage is not None
     records = list(storage.log.view.batches.values())
     return [task for record in records[-1:] for task in record.tasks.values()]
@@ -437,13 +438,15 @@ def test_a_second_driver_fences_the_first(stream: Stream) -> None:
         if batch == 1:
             job = _open_jobs[0]
             second = StatefulJob(
-                spark=stream.spark,
-                frame=stream.frame(),
-                stages=job._stages,
-                config=job._config,
-                location=job._location,
-                sink=stream.sink,
-                clock=job._clock,
+                JobDefinition(
+                    spark=stream.spark,
+                    frame=stream.frame(),
+                    stages=job._definition.stages,
+                    config=job._definition.config,
+                    location=job._definition.location,
+                    sink=stream.sink,
+                    clock=job._definition.clock,
+                )
             )
             second.open()
             second.close()

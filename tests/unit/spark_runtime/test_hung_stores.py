@@ -21,6 +21,7 @@ from statekeep.events import RequestDone
 from statekeep.reporter import Reporter, RequestCounter
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
+from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.spark.driver.progress import EventList, QueryEvent
 from statekeep.spark.driver.query_watch import QueryWatch
 from statekeep.spark.query_run import QueryRun
@@ -87,25 +88,33 @@ def begin(driver: Driver) -> None:
     driver.begin(driver.fence(commit_record(1, 0).identity), "7-1")
 
 
-def job_with(config: Config, clock: Clock, reporter: Reporter | None = None) -> StatefulJob:
+def job_with(
+    config: Config,
+    clock: Clock,
+    reporter: Reporter | None = None,
+    events: EventList | None = None,
+) -> StatefulJob:
     """Return a job that has nothing to commit, and looks for its successor as every job does."""
     unused: Any = None
     location = cast("CheckpointLocation", FakeLocation())
     job = StatefulJob(
-        spark=unused,
-        frame=unused,
-        stages=[],
-        config=config,
-        location=location,
-        sink=unused,
-        clock=clock,
-        reporter=reporter,
+        JobDefinition(
+            spark=unused,
+            frame=unused,
+            stages=[],
+            config=config,
+            location=location,
+            sink=unused,
+            clock=clock,
+            events=EventList() if events is None else events,
+            reporter=reporter,
+        )
     )
     driver = Driver(config, location)
     driver.thread.close()
     driver.thread = job._thread
     begin(driver)
-    job._storage = driver.storage
+    job._owned.storage = driver.storage
 
     async def nothing(*_: object) -> None:
         pass
@@ -122,8 +131,9 @@ def job_with(config: Config, clock: Clock, reporter: Reporter | None = None) -> 
         placement=SimpleNamespace(give_up=lambda: None), end_session=lambda **_: None
     )
     batches: Any = SimpleNamespace(head=-1)
-    job._commits, job._jobs, job._batches = committer, jobs, batches
-    job._watch = QueryWatch(
+    owned = job._owned
+    owned.commits, owned.jobs, owned.batches = committer, jobs, batches
+    owned.watch = QueryWatch(
         thread=job._thread,
         log=driver.log,
         commits=committer,
@@ -169,16 +179,15 @@ def test_the_requests_of_the_last_clean_up_are_written_down(config: Config) -> N
     counter, events = RequestCounter(), EventList()
     reporter = Reporter(FakeClock(), "j", parts=[counter, events])
     counter.report_to(reporter.report)
-    job = job_with(config, SystemClock(), reporter)
+    job = job_with(config, SystemClock(), reporter, events)
     written: list[QueryEvent] = []
-    job.events = events
     events.pass_to(written.append)
 
     async def close(_timeout_s: float) -> None:
         reporter.report(RequestDone("blob", "delete", "done", 0, 0, count=3))
 
-    job._clean_up = cast("CleanUp", SimpleNamespace(start=lambda **_: None, close=close))
-    job._is_begun = True
+    job._owned.clean_up = cast("CleanUp", SimpleNamespace(start=lambda **_: None, close=close))
+    job._owned.is_begun = True
     job.end_failed_start(ConfigError("no"))
     assert [event.kind for event in written] == ["stopped", "requests"]
     assert written[-1].details == {"requests": {"blob": {"delete": 3}}}

@@ -12,6 +12,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.spark.driver import job as job_module
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.spark.driver.query_watch import BatchStoppedError
 
 FRAME = cast("Any", None)
@@ -42,13 +43,15 @@ class Rig:
     def __init__(self) -> None:
         nothing = cast("Any", None)
         self.job = StatefulJob(
-            spark=nothing,
-            frame=nothing,
-            stages=[],
-            config=load_dict({"job.name": "totals"}),
-            location=cast("Any", self),
-            sink=nothing,
-            clock=SystemClock(),
+            JobDefinition(
+                spark=nothing,
+                frame=nothing,
+                stages=[],
+                config=load_dict({"job.name": "totals"}),
+                location=cast("Any", self),
+                sink=nothing,
+                clock=SystemClock(),
+            )
         )
         self.head = -1
         self.recorded = [-1]
@@ -56,13 +59,13 @@ class Rig:
         self.in_batch, self.go_on = threading.Event(), threading.Event()
         self.is_stopped = False
         parts: dict[str, Any] = {
-            "_batches": self,
-            "_query": self,
-            "_watch": SimpleNamespace(note_batch=lambda: None),
-            "_jobs": SimpleNamespace(placement=SimpleNamespace(is_given_up=False)),
+            "batches": self,
+            "watch": SimpleNamespace(note_batch=lambda: None),
+            "jobs": SimpleNamespace(placement=SimpleNamespace(is_given_up=False)),
         }
         for name, part in parts.items():
-            setattr(self.job, name, part)
+            setattr(self.job._owned, name, part)
+        self.job._query = cast("Any", self)
 
     def run(self, rows: object, batch: int) -> None:
         self.in_batch.set()

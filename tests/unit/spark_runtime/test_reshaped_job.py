@@ -1,6 +1,7 @@
 """A job whose driver is started with another number of tasks."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,11 +32,12 @@ from statekeep.errors import CommitFailedError, ConfigError
 from statekeep.fault_points import fault_handler
 from statekeep.inspection.job import open_job
 from statekeep.inspection.state_change import Changing, undo_change
-from statekeep.spark.driver import job as job_module
+from statekeep.spark.driver import owned_job
 from statekeep.spark.driver.first_start import first_commit
-from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.opening import JobStorage
+from statekeep.spark.driver.owned_job import JobDefinition, OwnedJob
+from statekeep.spark.driver.progress import Stopwatch
 from statekeep.spark.driver.reshaping import check_reshape
 from statekeep.spark.driver.takeover import Resumption, new_identity
 from statekeep.spark.placement import ROUTER, router_of
@@ -286,31 +288,33 @@ def test_stores_and_the_number_of_tasks_change_one_after_the_other() -> None:
         check_reshape(identity(4), identity(7, "other"), {}, [])
 
 
-class Started(StatefulJob):
+class Started(OwnedJob):
     """A start up to the first batch, without Spark, of a query whose settings have no ``task.count``."""
 
     def __init__(self, config: Config) -> None:
         unused: Any = None
         location = cast("CheckpointLocation", FakeLocation())
-        super().__init__(
+        clock = SystemClock()
+        definition = JobDefinition(
             spark=unused,
             frame=unused,
             stages=[],
             config=config,
             location=location,
             sink=unused,
-            clock=SystemClock(),
+            clock=clock,
         )
         self.driver = Driver(config, location)
-        self.driver.thread.close()
-        self.driver.thread = self._thread
+        super().__init__(
+            definition, self.driver.thread, threading.Lock(), Stopwatch(clock), lambda: 0
+        )
         self.asked: list[int] = []
         """The numbers of tasks that the state was to be given to."""
 
     @override
     def _open_storage(self) -> tuple[JobStorage, JobIdentity]:
         self.driver.open(None)
-        storage = self._storage = self.driver.storage
+        storage = self.storage = self.driver.storage
         assert storage is not None
         expected = new_identity(self._config, storage.partitions, ROUTER, KEY.simpleString())
         return storage, expected
@@ -322,11 +326,11 @@ class Started(StatefulJob):
 
     @override
     def _wire_tasks(self, storage: JobStorage) -> None:
-        self._commits = self.driver._commits(storage, self._identity)
+        self.commits = self.driver._commits(storage, self.identity)
         unused: Any = SimpleNamespace(
             abandoned=no_uploads, check_variables=lambda: None, resume=lambda *_: None
         )
-        self._jobs = self._batches = unused
+        self.jobs = self.batches = unused
 
     @override
     def _check_time_mode(self, view: LogView) -> None: ...
@@ -342,7 +346,7 @@ def test_without_a_setting_a_job_keeps_the_number_that_another_driver_has_just_g
     job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("check_retention", "check_sources", "sweep_shadows", "source_limits"):
-        monkeypatch.setattr(job_module, name, lambda *_, **__: ())
+        monkeypatch.setattr(owned_job, name, lambda *_, **__: ())
     started = Started(load_dict(settings(job)))
 
     def reshape_meanwhile() -> None:
@@ -352,6 +356,7 @@ def test_without_a_setting_a_job_keeps_the_number_that_another_driver_has_just_g
     try:
         started.open(check_wanted=reshape_meanwhile)
     finally:
-        started.close()
-    assert started._identity.partitions == 7
+        started.driver.thread.run(started.release())
+        started.driver.thread.close()
+    assert started.identity.partitions == 7
     assert started.asked == []
