@@ -131,7 +131,7 @@ class OwnedJob:
         Args:
             definition: Of the query.
             thread: Where commits are made.
-            turn: Held by whoever works on a batch.
+            turn: Held by the one thread that works on a batch.
             stopwatch: Takes the phases of the start.
             watermark_ms: Returns the watermark of the next batch.
         """
