@@ -1,5 +1,6 @@
 """What is read of a job's state: which variable, at which commit, in which tasks and columns."""
 
+import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -42,6 +43,8 @@ CHANGE_TYPE: Final = "change_type"
 """The column of a change feed that says what has happened to the row."""
 _ANY_TASK: Final = "Partition 0"
 """Names a log, where only the backend that holds all of them is asked."""
+_LOGS_AT_ONCE: Final = 8
+"""Of the tasks of a job in plain Python: each is read by requests one after the other."""
 
 Column = tuple[StructField, Shown]
 """A column, and what it shows."""
@@ -260,28 +263,55 @@ async def _plan_store(
     asked = [TaskName(name) for name in listed if request.task in (None, name)]
     _require_in_each_log(request, asked)
     store = StoreName(request.variable or "")
-    names: set[StoreName] = set()
-    parts: list[TaskPart] = []
-    bad_markers: list[BadMarker] = []
-    for task in asked:
-        async with open_it(config, clock, task=task) as job:
-            if job.view.last_commit is None and not job.view.is_half_made:
-                continue  # it was reset, or has not begun: there is no state
-            try:
-                positions, commit, since = _commits(job, request)
-            except ConfigError as exc:
-                exc.add_note(f"hint: this is the log of task {task!r}")
-                raise
-            tasks_of(commit, request.operator)
-            for one in (commit, since or commit):
-                names.update(stores_of(one)[MAIN_OPERATOR])
-                _require_held(request, one, task, store)
-            commit, since = _with_store(commit, store), since and _with_store(since, store)
-            parts += _parts(commit, since, [task], positions, log=task)
-            bad_markers += job.view.bad_markers
+    limit = asyncio.Semaphore(_LOGS_AT_ONCE)
+
+    async def plan_task(task: TaskName) -> _StoreOfTask:
+        async with limit, open_it(config, clock, task=task) as job:
+            return _store_of_task(request, job, task, store)
+
+    outcomes = await asyncio.gather(*map(plan_task, asked), return_exceptions=True)
+    found: list[_StoreOfTask] = []
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        found.append(outcome)
+    names = {name for one in found for name in one.stores}
     if store not in names:
         raise _no_such_store(request, names)
-    return StatePlan(request, StoreTable(), store, tuple(parts), ByteKeys(), tuple(bad_markers))
+    parts = tuple(part for one in found for part in one.parts)
+    bad_markers = tuple(marker for one in found for marker in one.bad_markers)
+    return StatePlan(request, StoreTable(), store, parts, ByteKeys(), bad_markers)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoreOfTask:
+    """What there is to read of a store in one task of a job in plain Python."""
+
+    stores: Collection[StoreName] = ()
+    """All that the task has."""
+    parts: Sequence[TaskPart] = ()
+    bad_markers: Sequence[BadMarker] = ()
+
+
+def _store_of_task(
+    request: StateRequest, job: InspectedJob, task: TaskName, store: StoreName
+) -> _StoreOfTask:
+    """Look into the log of one task."""
+    if job.view.last_commit is None and not job.view.is_half_made:
+        return _StoreOfTask()  # it was reset, or has not begun: there is no state
+    try:
+        positions, commit, since = _commits(job, request)
+    except ConfigError as exc:
+        exc.add_note(f"hint: this is the log of task {task!r}")
+        raise
+    tasks_of(commit, request.operator)
+    stores: set[StoreName] = set()
+    for one in (commit, since or commit):
+        stores.update(stores_of(one)[MAIN_OPERATOR])
+        _require_held(request, one, task, store)
+    commit, since = _with_store(commit, store), since and _with_store(since, store)
+    parts = tuple(_parts(commit, since, [task], positions, log=task))
+    return _StoreOfTask(stores, parts, tuple(job.view.bad_markers))
 
 
 def _commits(

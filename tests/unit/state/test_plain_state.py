@@ -2,7 +2,8 @@
 
 import asyncio
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.container.container import Container
 from statekeep.errors import ConfigError, RestoreFailedError
-from statekeep.inspection.job import open_job, open_log_storage
+from statekeep.inspection.job import InspectedJob, open_job, open_log_storage
 from statekeep.spark.state.changes import changed_rows
 from statekeep.spark.state.plan import StateRequest, plan_state
 from statekeep.spark.state.reading import read_parts
@@ -100,6 +101,21 @@ def test_every_task_is_read_at_its_newest_commit(job: dict[str, str]) -> None:
     assert rows.schema == pa.schema({"key": pa.binary(), "value": pa.binary(), "task": pa.string()})
     assert contents(rows) == NEW
     assert rows.to_pylist()[0]["key"] == b""  # in order of the key
+
+
+def test_the_logs_of_tasks_are_read_beside_each_other(job: dict[str, str], tmp_path: Path) -> None:
+    both = asyncio.Barrier(2)
+
+    @asynccontextmanager
+    async def open_together(*given: Any, **named: Any) -> AsyncGenerator[InspectedJob]:
+        async with open_job(*given, **named) as opened:
+            if "task" in named:
+                await asyncio.wait_for(both.wait(), 10)
+            yield opened
+
+    request = StateRequest(load_dict(job), "counts")
+    plan = asyncio.run(plan_state(request, tmp_path / "plan", open_it=open_together))
+    assert [part.log for part in plan.parts] == [FIRST, SECOND]
 
 
 def test_one_task_is_read_at_any_commit_of_its_log(job: dict[str, str]) -> None:
