@@ -79,6 +79,8 @@ class Supervisor:
         self._handled: set[str] = set()
         self._lost = LostFiles(self._places, self._schedule.seed, setting.log_scope)
         self._location = LocationWatch(self._places.checkpoint)
+        self._has_begun_query = False
+        """Whether one has, in this run."""
         self._committed_before = -1
         self.history = History()
         self._victims = Victims(self.history, self._places, self._lost, self._pool)
@@ -189,6 +191,7 @@ class Supervisor:
     def _one_run(self, session: DriverSession, *, drift: Drift | None = None) -> str:
         schedule, number = self._schedule, self.history.runs
         self._location.begin()
+        self._has_begun_query = False
         newest = LogStory().fold(history(self._places)).last_commit
         self._committed_before = -1 if newest is None else newest["batch"]
         self._victims.expect_race()
@@ -231,6 +234,7 @@ class Supervisor:
             if event["kind"] == "runtime":
                 self.history.runtime.append(event)
                 if event["what"] == "job-initialised":
+                    self._has_begun_query = True
                     self._check_survival(event["committed"])
                 if event["what"] == "batch":
                     self._after_batch(event["batch"])
@@ -294,12 +298,15 @@ class Supervisor:
             self.history.kills += 1
 
     def _check_untouched(self, strike: Strike) -> None:
-        """A recovery that was struck has left the checkpoint location as it was (08)."""
+        """A recovery that was struck has left the checkpoint location as it was (08).
+
+        A query of this run that was there before, and was started again or raced, may have added to it.
+        """
         if strike.point not in RECOVERY_POINTS or self.history.runs == 1:
             return
         self.history.checked.add(8)
         touched = self._location.changed()
-        if strike.point.startswith(_BEFORE_QUERY):
+        if strike.point.startswith(_BEFORE_QUERY) and not self._has_begun_query:
             touched += self._location.added()
         if touched:
             self.history.failures.append(f"08: {strike.point} after the location was: {touched}")
