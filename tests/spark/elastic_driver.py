@@ -88,11 +88,16 @@ def main(root: Path) -> None:
 
     def look(batch: int) -> None:
         # A sink is called again when its rows were on the executor that is gone.
-        if batch == GIVES and batch not in sizes:
+        if batch in sizes:
+            return
+        if batch == GIVES:
             cluster.wait_for(1)
-        if batch == TAKES and batch not in sizes:
+            sizes[batch] = 1
+        elif batch == TAKES:
             cluster.wait_with_work_for(MOST, root / "done")
-        sizes[batch] = cluster.size()
+            sizes[batch] = MOST  # on a slow machine, one may have been idle for long by now
+        else:
+            sizes[batch] = cluster.size()
 
     stream.on_batch = look
     query = stream.run()
