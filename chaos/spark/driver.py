@@ -22,7 +22,7 @@ from chaos.spark.class_archive import java_options
 from chaos.spark.places import Places
 from chaos.spark.plan import Drift
 from chaos.spark.tally import BETWEEN, EVENT_SECOND, KEYS, OUTPUT, Tally
-from statekeep.spark.driver import job
+from statekeep.spark.driver import owned_job
 from statekeep.spark.placement import router_of
 
 MASTER = "local-cluster[2,1,1024]"
@@ -94,7 +94,9 @@ def changed(
         case Drift.KEY_TYPE:
             return rows.withColumn("key", F.crc32(F.col("key").cast("binary"))), settings
         case Drift.ROUTER:
-            job.__dict__["router_of"] = lambda _: "another"  # as if another release were installed
+            owned_job.__dict__["router_of"] = lambda _: (
+                "another"
+            )  # as if another release were installed
             return rows, settings
 
 
@@ -158,7 +160,7 @@ class Server:
         places = Places(Path(order["directory"]))
         sink = Sink(places)
         rows, settings = frame(self._spark, order, places), order["settings"]
-        job.__dict__["router_of"] = router_of  # see `changed`
+        owned_job.__dict__["router_of"] = router_of  # see `changed`
         if order["drift"] is not None:
             rows, settings = changed(rows, settings, order["drift"])
         writer = operators(rows, settings, order["modes"]).writeStream
