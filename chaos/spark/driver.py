@@ -94,9 +94,8 @@ def changed(
         case Drift.KEY_TYPE:
             return rows.withColumn("key", F.crc32(F.col("key").cast("binary"))), settings
         case Drift.ROUTER:
-            owned_job.__dict__["router_of"] = lambda _: (
-                "another"
-            )  # as if another release were installed
+            # As if another release were installed.
+            owned_job.__dict__["router_of"] = lambda _: "another"
             return rows, settings
 
 

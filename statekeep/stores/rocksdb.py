@@ -209,7 +209,7 @@ class RocksDbStore(KeyValueStore):
 
     @override
     def scan(self, prefix: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        # One of everything reads ahead, past the cache: half the time; one of a few entries would read
+        # One of everything reads ahead, past the cache: two thirds of the time; one of a few entries would read
         # far beyond them.
         entries = self._db.iter() if prefix else self._db.iter(_whole_scan())
         scan = _Scan(entries, prefix, self._explain)

@@ -3,12 +3,15 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 
 from statekeep.spark.driver.job import StatefulJob
+from statekeep.spark.driver.progress import EventList
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.task_functions import answer
 
@@ -35,6 +38,15 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
             return True
         pause.wait(0.05)
     return condition()
+
+
+def take_over_beside(job: StatefulJob, frame: DataFrame) -> None:
+    """Let a second driver take over the job of a running query, and leave again."""
+    first = job._definition
+    events = EventList()
+    second = StatefulJob(replace(first, frame=frame, events=events, reporter=None, ticks=None))
+    second.open()
+    second.close()
 
 
 def executors_of(job: StatefulJob) -> dict[int, dict[str, Any]]:

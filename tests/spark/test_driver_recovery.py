@@ -15,7 +15,7 @@ from conftest import PARTITIONS, Stream, events_of, lose_directory
 from processors import Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from spark_processes import sidecar_processes, wait_until
+from spark_processes import sidecar_processes, take_over_beside, wait_until
 
 import statekeep as sk
 from statekeep.checkpoint.records import BatchRecord, decode_record
@@ -29,7 +29,6 @@ from statekeep.errors import (
 )
 from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.testing.faults import (
     HANDLER,
     PLAN_VARIABLE,
@@ -76,24 +75,6 @@ def run_until_delivered(stream: Stream, last: int, **settings: Any) -> bytes:
         stream.run(**settings)
     stream.sink = deliver  # type: ignore[method-assign]
     return (stream.location / "commits" / f"{last - 1}").read_bytes()
-
-
-def take_over_beside(stream: Stream) -> None:
-    """Let a second driver take over the job, and leave again."""
-    query_job = started_jobs[0]
-    second = StatefulJob(
-        JobDefinition(
-            spark=stream.spark,
-            frame=stream.frame(),
-            stages=query_job._definition.stages,
-            config=query_job._definition.config,
-            location=query_job._definition.location,
-            sink=stream.sink,
-            clock=query_job._definition.clock,
-        )
-    )
-    second.open()
-    second.close()
 
 
 def damage_record_of(stream: Stream, batch: int) -> None:
@@ -242,7 +223,7 @@ def test_a_batch_that_a_fenced_driver_ended_late_is_replayed_by_the_next_driver(
     stream.add_batches(4)
     text = run_until_delivered(stream, 2, task__commit__ms=0)
     ended = stream.location / "commits" / "2"
-    take_over_beside(stream)
+    take_over_beside(started_jobs[0], stream.frame())
     ended.write_bytes(text)
 
     query = stream.run()
@@ -281,7 +262,7 @@ def test_an_idle_query_fails_soon_after_it_was_replaced(stream: Stream) -> None:
     query = writer.trigger(processingTime="100 milliseconds").start()
     try:
         query.processAllAvailable()
-        take_over_beside(stream)
+        take_over_beside(started_jobs[0], stream.frame())
         with pytest.raises(StreamingQueryException) as caught:
             query.awaitTermination(60)
     finally:

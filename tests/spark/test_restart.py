@@ -9,6 +9,7 @@ import pytest
 from conftest import Stream, events_of, lose_directory
 from processors import Overflowing
 from pyspark.errors import StreamingQueryException
+from spark_processes import take_over_beside
 
 import statekeep as sk
 from statekeep.backends.storage.checkpoint_store import BlobCheckpointStore
@@ -16,8 +17,6 @@ from statekeep.clock import SystemClock
 from statekeep.config.load import load_dict
 from statekeep.errors import RetriableError, TaskFencedError
 from statekeep.inspection.job import open_job
-from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.driver.owned_job import JobDefinition
 
 pytestmark = [
     pytest.mark.spark,
@@ -135,20 +134,7 @@ def test_a_fenced_query_is_not_started_again(stream: Stream) -> None:
 
     def take_over(batch: int) -> None:
         if batch == 1:
-            job = query._job
-            second = StatefulJob(
-                JobDefinition(
-                    spark=stream.spark,
-                    frame=stream.frame(),
-                    stages=job._definition.stages,
-                    config=job._definition.config,
-                    location=job._definition.location,
-                    sink=stream.sink,
-                    clock=job._definition.clock,
-                )
-            )
-            second.open()
-            second.close()
+            take_over_beside(query._job, stream.frame())
 
     stream.on_batch = take_over
     query: sk.StatefulStreamingQuery = stream.start(settings=RESTARTS)

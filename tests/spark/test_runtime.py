@@ -23,7 +23,7 @@ from processors import (
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
-from spark_processes import executors_of, wait_until
+from spark_processes import executors_of, take_over_beside, wait_until
 
 import statekeep as sk
 from chaos.evidence.files import LocalFiles
@@ -36,7 +36,6 @@ from statekeep.errors import (
 )
 from statekeep.spark.driver import opening, task_jobs
 from statekeep.spark.driver.job import StatefulJob
-from statekeep.spark.driver.owned_job import JobDefinition
 from statekeep.spark.placement import BUCKET_COLUMN, Placement
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
@@ -436,20 +435,7 @@ def test_a_second_driver_fences_the_first(stream: Stream) -> None:
 
     def take_over(batch: int) -> None:
         if batch == 1:
-            job = _open_jobs[0]
-            second = StatefulJob(
-                JobDefinition(
-                    spark=stream.spark,
-                    frame=stream.frame(),
-                    stages=job._definition.stages,
-                    config=job._definition.config,
-                    location=job._definition.location,
-                    sink=stream.sink,
-                    clock=job._definition.clock,
-                )
-            )
-            second.open()
-            second.close()
+            take_over_beside(_open_jobs[0], stream.frame())
 
     stream.on_batch = take_over
     with pytest.raises(StreamingQueryException) as caught:

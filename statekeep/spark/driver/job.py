@@ -17,20 +17,12 @@ from pyspark.sql.streaming.listener import StateOperatorProgress
 
 from statekeep.config.model import Config
 from statekeep.config.query_defaults import page_command
-from statekeep.errors import (
-    CommitFailedError,
-    StateBackupError,
-    TaskFencedError,
-)
+from statekeep.errors import CommitFailedError, StateBackupError, TaskFencedError
 from statekeep.events import CommitSummary, QueryStarted
 from statekeep.inspection.continuous_proof import ContinuousProof
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.owned_job import JobDefinition, OwnedJob
-from statekeep.spark.driver.progress import (
-    Stopwatch,
-    explanation,
-    operator_progress,
-)
+from statekeep.spark.driver.progress import Stopwatch, explanation, operator_progress
 from statekeep.spark.driver.query_watch import (
     BatchStoppedError,
     StopDeadline,

@@ -24,11 +24,7 @@ from statekeep.clock import Clock
 from statekeep.commit.clean_up import CleanUp
 from statekeep.commit.gate import CommitGate
 from statekeep.config.model import Config
-from statekeep.errors import (
-    BackendClosedError,
-    CheckpointLocationError,
-    ConfigError,
-)
+from statekeep.errors import BackendClosedError, CheckpointLocationError, ConfigError
 from statekeep.events import CommitSummary, JobStarted
 from statekeep.inspection.continuous_proof import with_log_backend
 from statekeep.reporter import Reporter
@@ -47,14 +43,8 @@ from statekeep.spark.driver.opening import (
     tasks_of_a_new_job,
     wanted_tasks,
 )
-from statekeep.spark.driver.progress import (
-    KEPT_BATCHES,
-    EventList,
-    Stopwatch,
-)
-from statekeep.spark.driver.query_watch import (
-    QueryWatch,
-)
+from statekeep.spark.driver.progress import KEPT_BATCHES, EventList, Stopwatch
+from statekeep.spark.driver.query_watch import QueryWatch
 from statekeep.spark.driver.rebalancer import Rebalancer, StallGuard
 from statekeep.spark.driver.replaying import sweep_shadows
 from statekeep.spark.driver.reshaping import Reshaper, check_reshape
