@@ -103,7 +103,7 @@ def tests_of(spark: str) -> tuple[Sequence[str], ...]:
 
 
 def run_tests(python: Path, spark: str, tests: Sequence[str]) -> str:
-    """Run tests there; return pytest's last line. What fails is printed."""
+    """Run tests there; return pytest's last line. What fails is printed; the caller goes on after it."""
     leaks = LEAKS if spark in {"4.0", "4.1"} else ()
     options = ["-q", "-m", "not integration and not long", *leaks]
     status, said = _run([str(python), "-m", "pytest", *options, *tests])
@@ -139,15 +139,23 @@ def main() -> int:
         began = time.monotonic()
         try:
             made = environment_of(python, spark)
-            runs = tests_of(spark) if arguments.tests is None else (arguments.tests,)
-            outcome = "; ".join(run_tests(made, spark, tests) for tests in runs)
         except VersionError as error:
             failed += 1
-            outcome = f"FAILED: {error}"
-        took_s = time.monotonic() - began
-        sys.stdout.write(f"Python {python}, PySpark {spark}: {outcome} ({took_s:.0f} s)\n")
-        sys.stdout.flush()
+            _say(f"Python {python}, PySpark {spark}: FAILED: {error}", began)
+            continue
+        for tests in tests_of(spark) if arguments.tests is None else (arguments.tests,):
+            try:
+                outcome = run_tests(made, spark, tests)
+            except VersionError as error:
+                failed += 1
+                outcome = f"FAILED: {error}"
+            _say(f"Python {python}, PySpark {spark}: {outcome}", began)
     return 1 if failed else 0
+
+
+def _say(line: str, began: float) -> None:
+    sys.stdout.write(f"{line} (after {time.monotonic() - began:.0f} s)\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
