@@ -62,7 +62,6 @@ class Mark:
     start_requests: int
 
 
-_COLLECTIONS: Final = 8
 _NAMES: Final = tuple(field.name for field in fields(Mark))
 
 
@@ -71,11 +70,10 @@ def object_kb(left_out: dict[str, bytes]) -> float:
 
     Counted once at each mark: tracing each allocation takes longer than what is measured.
     """
-    for _ in range(_COLLECTIONS):
-        # What has a finalizer, such as a coroutine, keeps others until the next one. Python 3.12 finds some
-        # in each.
-        if not gc.collect():
-            break
+    while (
+        gc.collect()
+    ):  # what has a finalizer, such as a coroutine, keeps others until the next one
+        pass
     seen = {id(left_out), *map(id, left_out), *map(id, left_out.values())}
     total, waiting = 0, list(gc.get_objects())
     while waiting:
