@@ -60,7 +60,6 @@ def _reshape() -> Level:
 def _guard() -> Level:
     from chaos.guard import level  # noqa: PLC0415  # loads PySpark
 
-    atexit.register(level.close)
     return Level(level.run_schedule, level.points)
 
 

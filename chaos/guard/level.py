@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -29,7 +28,7 @@ from chaos.guard.forms import FORMS, Delivered, Row, files_read
 from chaos.guard.session import WriterSession
 from chaos.outcome import Outcome
 from chaos.servers import Server
-from chaos.spark.class_archive import make_archive
+from chaos.spark.class_archive import java_options
 
 LEVEL: Final = "guard"
 _POINTS: Final = ("writer.killed", "guard.killed", "both.killed", "query.stopped")
@@ -38,18 +37,10 @@ _KEYS: Final = 6
 _WAIT_S: Final = 90.0
 _A_FILE_S: Final = 0.005
 
-_archives: list[Path] = []
-
 
 def points(backends: Sequence[str]) -> Sequence[str]:
     """Return where schedules strike."""
     return (*_POINTS, *(_OF_SERVERS if KINDS[backends[0]].server else ()))
-
-
-def close() -> None:
-    """Remove what schedules share. Idempotent."""
-    while _archives:
-        shutil.rmtree(_archives.pop().parent, ignore_errors=True)
 
 
 def run_schedule(
@@ -69,8 +60,7 @@ def run_schedule(
     [place] = places(backends, directory / "copies", servers)
     if not place.has_blobs:
         raise ValueError(f"the guard copies to blob backends alone: backend={place.kind}")
-    if not _archives:
-        _archives.append(make_archive(Path(tempfile.mkdtemp(prefix="statekeep-chaos-classes-"))))
+    java_options()  # what they make may take a while
     run = _Run(seed, directory, place)
     began = time.monotonic()
     try:
@@ -163,9 +153,7 @@ class _Run:
 
     def _writer(self) -> WriterSession:
         if self._session is None:
-            self._session = WriterSession(
-                self.directory / "session", self._input, next(iter(_archives), None)
-            )
+            self._session = WriterSession(self.directory / "session", self._input)
         return self._session
 
     def _start_writer(self) -> None:

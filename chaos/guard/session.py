@@ -27,7 +27,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 class WriterSession:
     """The process, as the harness sees it."""
 
-    def __init__(self, directory: Path, source: Path, archive: Path | None) -> None:
+    def __init__(self, directory: Path, source: Path) -> None:
         """Start it; the first command waits until it is ready."""
         directory.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -36,10 +36,9 @@ class WriterSession:
             "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
-        given = [str(directory), str(source), *([] if archive is None else [str(archive)])]
         with (directory / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own Python, fixed arguments
-                [sys.executable, "-m", "chaos.guard.session", *given],
+                [sys.executable, "-m", "chaos.guard.session", str(directory), str(source)],
                 env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -76,14 +75,14 @@ class WriterSession:
                 pipe.close()
 
 
-def _serve(directory: Path, source: Path, archive: str | None) -> None:
+def _serve(directory: Path, source: Path) -> None:
     builder = SparkSession.builder.master("local[2]")
     settings = {
         "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": java_options(archive),
+        "spark.driver.extraJavaOptions": java_options(),
         "spark.local.dir": str(directory / "local"),
         **SETTINGS,
     }
@@ -136,4 +135,4 @@ def _journal(path: Path) -> Callable[[DataFrame, int], None]:
 
 
 if __name__ == "__main__":
-    _serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)  # noqa: PLR2004
+    _serve(Path(sys.argv[1]), Path(sys.argv[2]))

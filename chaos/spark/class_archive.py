@@ -1,17 +1,21 @@
 """Spark's classes, parsed once: each JVM after the first one maps them from a file.
 
-A young JVM spends most of its processor time on reading and linking classes, and the harness starts
-three for each driver that it kills.
+A young JVM spends most of its processor time on reading and linking classes. Tests start hundreds,
+and the harness three for each driver that it kills. The file stays in the virtual environment.
 
 ``python -m chaos.spark.class_archive FILE`` runs a small query and leaves the file at its end.
 """
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from pathlib import Path
 from typing import Any, Final
 
+import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
 _ROOT: Final = Path(__file__).resolve().parents[2]
@@ -19,28 +23,36 @@ _SMALL: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For JVMs that live for a minute and share two cores with others."""
 
 
-def java_options(archive: str | None) -> str:
-    """Return what the JVMs of a session are started with.
-
-    Args:
-        archive: A file that `make_archive` returned. A JVM that cannot use it goes without.
-    """
-    return _SMALL if archive is None else f"{_SMALL} -XX:SharedArchiveFile={archive}"
-
-
-def make_archive(directory: Path) -> Path:
-    """Make the archive of this Spark on this JVM; takes a few seconds.
+def java_options() -> str:
+    """Return what small JVMs are started with; the first call makes the archive, in some seconds.
 
     Raises:
         CalledProcessError: Spark does not start; ``stderr`` has what it said.
     """
-    archive = directory / "spark-classes.jsa"
-    subprocess.run(  # noqa: S603 - our own Python, fixed arguments
-        [sys.executable, "-m", "chaos.spark.class_archive", str(archive)],
-        cwd=_ROOT,
-        capture_output=True,
-        check=True,
-    )
+    archive = _archive()
+    return _SMALL if archive is None else f"{_SMALL} -XX:SharedArchiveFile={archive}"
+
+
+def _archive() -> Path | None:
+    """Return the archive of this Spark on this JVM; None if the JVM makes none."""
+    java = Path(os.environ.get("JAVA_HOME", "/"), "release")
+    made_by = f"{pyspark.__version__} {java.read_text() if java.exists() else shutil.which('java')}"
+    name = f"spark-classes-{zlib.crc32(made_by.encode()):08x}.jsa"
+    archive = Path(sys.prefix, name)
+    if archive.exists():
+        return archive
+    with tempfile.TemporaryDirectory(dir=sys.prefix) as directory:
+        made = Path(directory, name)
+        subprocess.run(  # noqa: S603 - our own Python, fixed arguments
+            [sys.executable, "-m", "chaos.spark.class_archive", str(made)],
+            cwd=_ROOT,
+            env={k: v for k, v in os.environ.items() if k != "SPARK_SUBMIT_OPTS"},
+            capture_output=True,
+            check=True,
+        )
+        if not made.exists():
+            return None
+        made.rename(archive)  # by whichever of several processes comes first
     return archive
 
 

@@ -30,7 +30,7 @@ _POLL_S = 1
 """How often a running query is asked what has happened; its end is noticed at once."""
 
 
-def start_session(directory: Path, classes: str | None) -> SparkSession:
+def start_session(directory: Path) -> SparkSession:
     """Start Spark as small and as fast as it goes."""
     passed_on = ("PYTHONPATH", "STATEKEEP_FAULT_HANDLER", arming.PLAN_VARIABLE)
     settings = {
@@ -46,8 +46,8 @@ def start_session(directory: Path, classes: str | None) -> SparkSession:
         # Compiling costs a young JVM more than such small batches ever give back.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.executor.extraJavaOptions": java_options(classes),
-        "spark.driver.extraJavaOptions": java_options(classes),
+        "spark.executor.extraJavaOptions": java_options(),
+        "spark.driver.extraJavaOptions": java_options(),
         "spark.sql.streaming.stopTimeout": "20s",
         **{f"spark.executorEnv.{name}": os.environ[name] for name in passed_on},
     }
@@ -128,9 +128,9 @@ class Sink:
 class Server:
     """Takes orders one by one."""
 
-    def __init__(self, directory: Path, classes: str | None) -> None:
+    def __init__(self, directory: Path) -> None:
         self._events = directory / "events.jsonl"
-        self._spark = start_session(directory, classes)
+        self._spark = start_session(directory)
 
     def serve(self) -> None:
         """Run until standard input ends."""
@@ -189,12 +189,12 @@ class Server:
             file.write(line.encode() + b"\n")
 
 
-def main(directory: Path, classes: str | None = None) -> None:
+def main(directory: Path) -> None:
     """Serve; die with the parent's end of the pipe."""
     directory.mkdir(parents=True, exist_ok=True)
     threading.current_thread().name = "chaos-driver"
-    Server(directory, classes).serve()
+    Server(directory).serve()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    main(Path(sys.argv[1]))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from chaos.spark.class_archive import make_archive
+from chaos.spark.class_archive import java_options
 from chaos.spark.session import DriverSession
 
 _START_S = 120.0
@@ -19,7 +19,6 @@ class SessionPool:
 
     def __init__(self) -> None:
         self._root: Path | None = None
-        self._classes: Path | None = None
         self._count = 0
         self._current: DriverSession | None = None
         self._spare: DriverSession | None = None
@@ -62,9 +61,9 @@ class SessionPool:
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="statekeep-chaos-"))
             atexit.register(self.close)
-            self._classes = make_archive(self._root)
+            java_options()  # what they make may take a while
         self._count += 1
-        return DriverSession(self._root / f"session-{self._count}", self._classes)
+        return DriverSession(self._root / f"session-{self._count}")
 
     def _await_ready(self, session: DriverSession, meanwhile: Callable[[], None]) -> None:
         deadline = time.monotonic() + _START_S

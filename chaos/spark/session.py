@@ -18,12 +18,11 @@ Event = Mapping[str, Any]
 class DriverSession:
     """Started once, told to run queries, killed at will."""
 
-    def __init__(self, directory: Path, classes: Path | None) -> None:
+    def __init__(self, directory: Path) -> None:
         """Start the process; `events` tells when it is ready.
 
         Args:
             directory: Of one session alone; made.
-            classes: See `chaos.spark.class_archive`.
         """
         directory.mkdir(parents=True)
         self.directory = directory
@@ -40,10 +39,9 @@ class DriverSession:
             "STATEKEEP_FAULT_HANDLER": arming.HANDLER,
             arming.PLAN_VARIABLE: str(self.plan),
         }
-        archive = [] if classes is None else [classes]
         with (directory / "log").open("wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own Python, fixed arguments
-                [sys.executable, "-m", "chaos.spark.driver", str(directory), *map(str, archive)],
+                [sys.executable, "-m", "chaos.spark.driver", str(directory)],
                 cwd=directory,
                 env=environment,
                 stdin=subprocess.PIPE,

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import statekeep as sk
+from chaos.spark.class_archive import java_options
 from statekeep.fault_points import HANDLER_VARIABLE
 from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, ArmedFault, ProcessPlan
 
@@ -27,9 +28,9 @@ Rows = dict[str, tuple[int, int]]
 
 PARTITIONS = 4
 
-os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 """Options of this driver's JVM and of those that tests start: none lives long enough for the better
-compiler, which takes half of their processor time."""
+compiler, which takes half of their processor time, or for classes read anew."""
 
 
 @pytest.hookimpl(wrapper=True)

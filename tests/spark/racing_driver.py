@@ -69,7 +69,6 @@ def main(root: Path, number: int) -> None:
     for key, value in {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "512m",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
         "spark.sql.shuffle.partitions": str(PARTITIONS),
     }.items():
         builder = builder.config(key, value)

@@ -23,7 +23,7 @@ from processors import (
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
-from spark_processes import executors_of, take_over_beside, wait_until
+from spark_processes import executors_of, sidecar_processes, take_over_beside, wait_until
 
 import statekeep as sk
 from chaos.evidence.files import LocalFiles
@@ -427,6 +427,7 @@ def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(stream: S
     lose_directory(stream.local_dir)
     with pytest.raises(ReplayDivergedError, match="batch=0"):
         stream.start(Unsteady(), settings)
+    assert sidecar_processes(stream.local_dir) == {}
 
 
 def test_a_second_driver_fences_the_first(stream: Stream) -> None:

@@ -270,9 +270,10 @@ class StatefulJob:
         return self.fenced or self.commit_failure or self.end_error
 
     def end_failed_start(self, error: BaseException) -> None:
-        """Close a job whose query could not be started, and report why it ends."""
+        """Close a job whose query could not be started, with what a replay has left open, and report why it ends."""
         if self._owned.is_begun:
             self._owned.report_end(error)
+            self._stop_sidecars(_MARGIN_S)
         self.close()
 
     def close(self) -> None:
