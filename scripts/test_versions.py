@@ -47,6 +47,7 @@ SPARK_TESTS: Final = (
     "timers",
 )
 UNIT: Final = ("-n", "auto", "--dist", "loadfile", "tests/unit")
+SUMMARY: Final = re.compile(r"\d+ \w+.* in [\d.]+s")
 DELTA: Final = ("-m", "integration", "tests/integration/test_delta_sink.py")
 """Is skipped on versions of PySpark that Delta Lake has no release for, such as the newest one."""
 SINCE: Final = {
@@ -103,11 +104,13 @@ def tests_of(spark: str) -> tuple[Sequence[str], ...]:
 
 
 def run_tests(python: Path, spark: str, tests: Sequence[str]) -> str:
-    """Run tests there; return pytest's last line. What fails is printed; the caller goes on after it."""
+    """Run tests there; return pytest's last line. What fails is printed."""
     leaks = LEAKS if spark in {"4.0", "4.1"} else ()
     options = ["-q", "-m", "not integration and not long", *leaks]
     status, said = _run([str(python), "-m", "pytest", *options, *tests])
-    summary = said.rstrip().rsplit("\n", 1)[-1]
+    summary = next(
+        (line for line in reversed(said.splitlines()) if SUMMARY.match(line)), "no test ran"
+    )
     if status != 0:
         sys.stdout.write(said[-12_000:])
         raise VersionError(summary)

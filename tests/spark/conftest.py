@@ -22,11 +22,16 @@ from pyspark.sql.streaming import StatefulProcessor
 import statekeep as sk
 from chaos.spark.class_archive import java_options
 from statekeep.fault_points import HANDLER_VARIABLE
+from statekeep.spark.releases import RELEASE
 from statekeep.testing.faults import HANDLER, PLAN_VARIABLE, ArmedFault, ProcessPlan
 
 Rows = dict[str, tuple[int, int]]
 
 PARTITIONS = 4
+
+needs_structs_in_structs_on_spark = pytest.mark.skipif(
+    RELEASE < (4, 2), reason="Spark's operator of that release cannot pickle a struct in a struct"
+)
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
 """Options of this driver's JVM and of those that tests start: none lives long enough for the better

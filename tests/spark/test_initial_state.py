@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from chained_processors import FIRST, Counts
-from conftest import Stream, lose_directory
+from conftest import Stream, lose_directory, needs_structs_in_structs_on_spark
 from processors import OUTPUT, Begun, BegunFrames
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, GroupedData, SparkSession
@@ -86,6 +86,7 @@ def test_a_batch_gives_the_rows_that_spark_gives(
     assert set(ours) == set(transformed(data, begin, is_pandas=is_pandas).collect())
 
 
+@needs_structs_in_structs_on_spark
 @pytest.mark.parametrize("is_pandas", [False, True], ids=["rows", "frames"])
 @pytest.mark.parametrize("time_mode", ["ProcessingTime", "EventTime"])
 def test_timers_and_a_time_to_live_on_a_batch_give_the_rows_that_spark_gives(

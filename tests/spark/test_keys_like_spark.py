@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import needs_structs_in_structs_on_spark
 from processors import KeysSeen, KeysSeenOfFrames
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
@@ -93,6 +94,7 @@ _SPARKS = [
 ]
 
 
+@needs_structs_in_structs_on_spark
 @pytest.mark.parametrize("is_pandas", [False, True], ids=["rows", "frames"])
 def test_keys_of_all_types_are_given_as_on_spark(compare: Compare, *, is_pandas: bool) -> None:
     rng = random.Random(5)
@@ -131,6 +133,7 @@ def _one_zero(value: Any) -> Any:
     return value
 
 
+@needs_structs_in_structs_on_spark
 def test_zeros_and_nulls_are_one_key_each(compare: Compare) -> None:
     struct = StructType([StructField("x", FloatType()), StructField("t", StringType())])
     schema = StructType([StructField("x", DoubleType()), StructField("s", struct)])
