@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from conftest import Stream
-from processors import OUTPUT, Count, Overflowing
+from processors import OUTPUT, Count, CountFrames, Overflowing
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
@@ -60,8 +60,8 @@ UPSTREAM: Mapping[str, Callable[[DataFrame], DataFrame]] = {
     "a stream-stream join": lambda rows: rows.join(
         rows.selectExpr("key", "t as other"), "key"
     ).where("other between t - interval 1 minute and t"),
-    "transformWithState": lambda rows: rows.groupBy("key").transformWithState(
-        Count(), OUTPUT, "Append", "None"
+    "transformWithState": lambda rows: rows.groupBy("key").transformWithStateInPandas(
+        CountFrames(), OUTPUT, "Append", "None"
     ),
     "applyInPandasWithState": lambda rows: rows.groupBy("key").applyInPandasWithState(
         lambda key, frames, state: frames,

@@ -37,6 +37,7 @@ from statekeep.errors import (
 from statekeep.spark.driver import opening, task_jobs
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.placement import BUCKET_COLUMN, Placement
+from statekeep.spark.releases import RELEASE
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -450,7 +451,9 @@ def test_a_query_renames_files_of_a_local_location_itself_unless_the_program_say
     stream: Stream, chosen: str | None
 ) -> None:
     key = "spark.sql.streaming.checkpointFileManagerClass"
-    package = "org.apache.spark.sql.execution.streaming.checkpointing."
+    package = "org.apache.spark.sql.execution.streaming."
+    if RELEASE >= (4, 1):
+        package += "checkpointing."
     if chosen is not None:
         stream.spark.conf.set(key, package + chosen)
     try:
