@@ -47,6 +47,7 @@ _STATEFUL = {
     "FlatMapGroupsWithState": "flatMapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
+    "TransformWithStateInPandas": "transformWithState",  # of Spark 4.0
     "TransformWithStateInPySpark": "transformWithState",
     "GlobalLimit": "limit",
 }
