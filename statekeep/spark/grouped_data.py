@@ -28,7 +28,7 @@ from statekeep.spark.operator.declarations import check_declarations
 from statekeep.spark.operator.group_state import TIME_MODES, GroupStateProcessor, StateFunction
 from statekeep.spark.operator.inputs import FrameLimits
 from statekeep.spark.operator.runner import OperatorSpec
-from statekeep.spark.plan import check_repeatable, plan_nodes
+from statekeep.spark.plan import check_repeatable, plan_nodes, stateful_upstream
 from statekeep.spark.redaction import check_redaction
 from statekeep.spark.session import check_classic, check_session
 from statekeep.spark.stage import Stage
@@ -44,6 +44,8 @@ _STATEFUL = {
     "Deduplicate": "dropDuplicates",
     "DeduplicateWithinWatermark": "dropDuplicatesWithinWatermark",
     "Distinct": "distinct",
+    "Except": "subtract",  # a distinct and a join
+    "Except All": "exceptAll",
     "FlatMapGroupsWithState": "flatMapGroupsWithState",
     "FlatMapGroupsInPandasWithState": "applyInPandasWithState",
     "TransformWithState": "transformWithState",
@@ -383,10 +385,7 @@ def _check_upstream(frame: DataFrame) -> None:
         streams = sum(child.isStreaming() for child in below)
         found = _STATEFUL.get(name) or ("a stream-stream join" if name == "Join" else None)
         if found is not None and streams > (1 if name == "Join" else 0):
-            raise ConfigError(
-                f"a stateful Spark operator is upstream: operator={found}",
-                hint="do it inside the processor, or write it to a stream of its own first",
-            )
+            raise stateful_upstream(found)
 
 
 def _watermarks(frame: DataFrame) -> list[Any]:

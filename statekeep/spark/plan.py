@@ -1,5 +1,6 @@
 """The plan of a frame, which only the JVM knows."""
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -25,6 +26,9 @@ _OF_WHOLE_STREAM: Final = {
     "Window": "a window function",
 }
 """By the beginning of a node's name: what gives another result for each batch alone."""
+_STATEFUL_NODE: Final = re.compile(
+    r"^[\s:|+-]*(?:\*?\(\d+\) )?(\w+).*\bstate info \[ checkpoint = ", re.MULTILINE
+)
 _ONE_SIDED: Final = (
     ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"),
     ("Inner", "Cross", "RightOuter"),
@@ -85,6 +89,23 @@ def _has_increasing_id(node: Any) -> bool:  # noqa: ANN401 - a Java object
         leaves.apply(at).getClass().getSimpleName() == "MonotonicallyIncreasingID"
         for leaves in all_leaves
         for at in range(leaves.size())
+    )
+
+
+def stateful_node(plan: str) -> str:
+    """Return the first node of a physical plan, as text, that has a state in Spark's store, or "".
+
+    By the state's place, which each such node shows, so that nodes of later releases are found.
+    """
+    found = _STATEFUL_NODE.search(plan)
+    return found[1] if found else ""
+
+
+def stateful_upstream(operator: str) -> ConfigError:
+    """Return the error for a stateful operator of Spark's before ours: it could not follow a replay."""
+    return ConfigError(
+        f"a stateful Spark operator is upstream: operator={operator}",
+        hint="do it inside the processor, or write it to a stream of its own first",
     )
 
 

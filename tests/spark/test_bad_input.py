@@ -21,6 +21,7 @@ from statekeep.errors import (
     ConfigError,
     StateSchemaError,
 )
+from statekeep.spark import grouped_data
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -57,6 +58,8 @@ UPSTREAM: Mapping[str, Callable[[DataFrame], DataFrame]] = {
     "dropDuplicates": lambda rows: rows.dropDuplicates(["key"]),
     "dropDuplicatesWithinWatermark": lambda rows: rows.dropDuplicatesWithinWatermark(["key"]),
     "limit": lambda rows: rows.limit(3),
+    "subtract": lambda rows: rows.subtract(rows.sparkSession.createDataFrame([], rows.schema)),
+    "exceptAll": lambda rows: rows.exceptAll(rows.sparkSession.createDataFrame([], rows.schema)),
     "a stream-stream join": lambda rows: rows.join(
         rows.selectExpr("key", "t as other"), "key"
     ).where("other between t - interval 1 minute and t"),
@@ -84,6 +87,24 @@ def test_a_stateful_operator_upstream_is_refused(stream: Stream, name: str) -> N
     )
     with pytest.raises(ConfigError, match=f"is upstream: operator={name};"):
         sk.grouped(UPSTREAM[name](rows).groupBy("key"))
+
+
+def test_a_stateful_operator_of_another_name_is_refused_before_its_first_batch(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a release to come."""
+    monkeypatch.delitem(grouped_data._STATEFUL, "Deduplicate")
+    frame = stream.frame
+    monkeypatch.setattr(stream, "frame", lambda: frame().dropDuplicates(["key"]))
+    stream.add_batches(1)
+    with pytest.raises(
+        StreamingQueryException, match=r"is upstream: operator=StreamingDeduplicate"
+    ):
+        stream.run()
+    assert stream.delivered == []
+    monkeypatch.setattr(stream, "frame", frame)
+    stream.run()
+    assert stream.received() == stream.expected(1)
 
 
 def test_a_processor_that_cannot_be_sent_is_refused(stream: Stream) -> None:

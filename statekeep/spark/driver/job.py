@@ -30,6 +30,7 @@ from statekeep.spark.driver.query_watch import (
     find_successor,
     is_interruption,
 )
+from statekeep.spark.plan import stateful_upstream
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class StatefulJob:
         self._query: WatchedQuery | None = None
         self._is_attached = threading.Event()
         self._deadline: StopDeadline | None = None
+        self._is_plan_checked = False
         self._is_asked_to_stop = False
         self._is_pausing = False
         self._is_open = False
@@ -95,6 +97,7 @@ class StatefulJob:
 
         Raises:
             StateBackupError: The batch is not the next one, or cannot be processed exactly.
+            ConfigError: A stateful operator of Spark's is upstream.
             CommitFailedError: More commits failed in a row than are tolerated.
             TaskFencedError: Another driver has taken over.
             BatchStoppedError: The query is stopping, and the batch was broken off.
@@ -105,6 +108,7 @@ class StatefulJob:
                 if is_begun:
                     self._batch_thread = threading.get_ident()
                     try:
+                        self._check_plan()
                         self._owned.batches.run(rows, batch)
                     finally:
                         self._batch_thread = None
@@ -162,10 +166,24 @@ class StatefulJob:
 
     def _watermark_ms(self) -> int:
         """Return the watermark of the next batch, on the query's thread between two batches."""
-        # The first batch may end before the thread that starts the query has its handle.
+        return self._own_query().watermark_ms()
+
+    def _own_query(self) -> WatchedQuery:
+        # The first batch may come, and end, before the thread that starts the query has its handle.
         if not self._is_attached.wait(_ATTACH_S) or self._query is None:
             raise StateBackupError("the query was only partly started")
-        return self._query.watermark_ms()
+        return self._query
+
+    def _check_plan(self) -> None:
+        """Refuse state of Spark's own before the first operator, whatever its node in the program's plan.
+
+        The names of those that are known are refused before the start.
+        """
+        if not self._is_plan_checked:
+            node = self._own_query().stateful_node()
+            if node:
+                raise stateful_upstream(node)
+            self._is_plan_checked = True
 
     def explain(self) -> str:
         """Return what the operators are and where their state goes, a line each."""

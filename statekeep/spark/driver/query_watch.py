@@ -33,6 +33,7 @@ from statekeep.spark.driver.job_commits import (
 from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.recovery import MAX_ROUNDS
 from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.plan import stateful_node
 
 logger = logging.getLogger(__name__)
 
@@ -415,6 +416,12 @@ class WatchedQuery:
         """Return the watermark that the next batch will have; asked between two batches."""
         handle: Any = self._query._jsq  # noqa: SLF001 - reports have that of the last batch only
         return int(handle.streamingQuery().watermarkTracker().currentWatermark())
+
+    def stateful_node(self) -> str:
+        """Return the first node with a state of Spark's own in the plan of the batch at hand, or ""."""
+        handle: Any = self._query._jsq  # noqa: SLF001 - as above
+        plan = str(handle.streamingQuery().lastExecution().executedPlan().toString())
+        return stateful_node(plan)
 
     def stop(self) -> None:
         """End the query, and wait until its thread has ended."""

@@ -66,6 +66,7 @@ class Rig:
         for name, part in parts.items():
             setattr(self.job._owned, name, part)
         self.job._query = cast("Any", self)
+        self.job._is_attached.set()
 
     def run(self, rows: object, batch: int) -> None:
         self.in_batch.set()
@@ -78,6 +79,9 @@ class Rig:
 
     def is_stopping(self) -> bool:
         return self.is_stopped
+
+    def stateful_node(self) -> str:
+        return ""
 
 
 @pytest.fixture
