@@ -4,6 +4,7 @@ import os
 import random
 import shutil
 from collections.abc import Collection
+from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
@@ -119,9 +120,11 @@ class LostFiles:
     def age(self, seconds: int) -> None:
         """Let all files of state, local and backed up, be older than they are."""
         for root in (self._places.local, self._places.backups):
-            for path in root.rglob("*") if root.exists() else ():
-                time_s = path.lstat().st_mtime - seconds
-                os.utime(path, (time_s, time_s), follow_symlinks=False)
+            for parent, directories, names in os.walk(root):
+                for path in (Path(parent, name) for name in (*directories, *names)):
+                    with suppress(FileNotFoundError):  # a sidecar has ended meanwhile
+                        time_s = path.lstat().st_mtime - seconds
+                        os.utime(path, (time_s, time_s), follow_symlinks=False)
 
     def _lose_log(self, loss: Loss) -> bool:
         if self._log_scope is None or not any(self._places.checkpoint.glob("commits/[0-9]*")):

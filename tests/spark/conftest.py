@@ -89,6 +89,10 @@ def spark(fault_plan: Path) -> Iterator[SparkSession]:
         "spark.executor.extraJavaOptions": os.environ["SPARK_SUBMIT_OPTS"],
         "spark.sql.shuffle.partitions": str(PARTITIONS),
         "spark.decommission.enabled": "true",
+        # Compiling costs a seventh of the processor time of these tests: their batches are small. Spark's own
+        # suite and whatever starts a session of its own run with it.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.streaming.stopTimeout": "60s",  # a stop that hangs says where
         # Executors import what the tests import, wherever another copy may be installed.
         "spark.executorEnv.PYTHONPATH": os.pathsep.join(
