@@ -72,7 +72,12 @@ class ThreadPool:
         if is_one_lacking:
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
-            thread.start()
+            try:
+                thread.start()  # if Ctrl-C breaks this off, it may run all the same
+            except BaseException:
+                with self._counting:
+                    self._load -= 1
+                raise
             self._threads.append(thread)
         self._waiting.put(_Work(future, call))
         return future
@@ -90,11 +95,9 @@ class ThreadPool:
         self._threads.clear()
 
     def _end(self) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            atexit.unregister(self.join)
-            for _ in self._threads:
-                self._waiting.put(None)
+        self._has_ended = True
+        self._waiting.put(None)
+        atexit.unregister(self.join)
 
     def _serve(self) -> None:
         while (work := self._waiting.get()) is not None:
@@ -103,6 +106,7 @@ class ThreadPool:
             with self._counting:
                 self._load -= 1
             del work  # or its result would stay in memory until the next one comes
+        self._waiting.put(None)  # for the next thread, so that no count of them can be wrong
 
 
 def _run(work: _Work) -> None:

@@ -291,7 +291,7 @@ class StatefulJob:
         """Close a job whose query could not be started, with what a replay has left open, and report why it ends."""
         if self._owned.is_begun:
             self._owned.report_end(error)
-            self._stop_sidecars(_MARGIN_S)
+            self._stop_sidecars(max(self._config.task.shutdown_ms / 1000, _MARGIN_S))
         self.close()
 
     def close(self) -> None:

@@ -90,3 +90,30 @@ pool.submit(call)
         [sys.executable, "-c", program], timeout=20, check=True, capture_output=True, text=True
     )
     assert ended.stdout.strip() == shows
+
+
+def test_a_start_of_a_thread_that_ctrl_c_breaks_off_keeps_no_join_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pool = ThreadPool(3, "broken off")
+    may_end = threading.Event()
+    call = pool.submit(may_end.wait)
+    start = threading.Thread.start
+
+    def start_and_break_off(thread: threading.Thread) -> None:
+        start(thread)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", start_and_break_off)
+        with pytest.raises(KeyboardInterrupt):
+            pool.submit(int)
+    may_end.set()
+    assert call.result(10)
+    joining = threading.Thread(target=pool.join, daemon=True)
+    joining.start()
+    joining.join(10)
+    assert not joining.is_alive()
+    for thread in threads_named("broken off"):
+        thread.join(10)
+    assert threads_named("broken off") == []
