@@ -177,7 +177,7 @@ def measure(
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statekeep-bench-")))
         stack.callback(_s5cmd, place.near, "rm", f"s3://{BUCKET}/*")
         query = _Query(root, form, random.Random(form))
-        sessions = [WriterSession(root / name, query.input, None) for name in ("one", "two")]
+        sessions = [WriterSession(root / name, query.input) for name in ("one", "two")]
         for session in sessions:
             stack.callback(session.kill)
         writer, judge = sessions

@@ -1,6 +1,5 @@
 """One schedule of the guard level: a real query and a real guard, both killed; `make chaos` runs many."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,13 +9,6 @@ from chaos.guard import level
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
 
-@pytest.fixture
-def classes() -> Iterator[None]:
-    yield
-    level.close()
-
-
-@pytest.mark.usefixtures("classes")
 def test_copies_of_a_query_that_is_killed_with_its_guard_are_whole(tmp_path: Path) -> None:
     outcome = level.run_schedule(2, ["blob"], tmp_path / "schedule", {})
     assert outcome.failures == ()
