@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import zlib
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,7 +42,13 @@ def _archive() -> Path | None:
     archive = Path(sys.prefix, name)
     if archive.exists():
         return archive
-    with tempfile.TemporaryDirectory(dir=sys.prefix) as directory:
+    with (
+        tempfile.TemporaryDirectory(dir=sys.prefix) as directory,
+        Path(sys.prefix, "spark-classes.lock").open("w") as lock,
+    ):
+        flock(lock, LOCK_EX)  # of several processes the first one makes it
+        if archive.exists():
+            return archive
         made = Path(directory, name)
         subprocess.run(  # noqa: S603 - our own Python, fixed arguments
             [sys.executable, "-m", "chaos.spark.class_archive", str(made)],
@@ -52,7 +59,7 @@ def _archive() -> Path | None:
         )
         if not made.exists():
             return None
-        made.rename(archive)  # by whichever of several processes comes first
+        made.rename(archive)
     return archive
 
 

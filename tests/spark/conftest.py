@@ -33,9 +33,16 @@ needs_structs_in_structs_on_spark = pytest.mark.skipif(
     RELEASE < (4, 2), reason="Spark's operator of that release cannot pickle a struct in a struct"
 )
 
-os.environ.setdefault("SPARK_SUBMIT_OPTS", java_options())
-"""Options of this driver's JVM and of those that tests start: none lives long enough for the better
-compiler, which takes half of their processor time, or for classes read anew."""
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Set the options of this driver's JVM and of those that tests start.
+
+    None lives long enough for the better compiler, which takes half of their processor time, or for
+    classes read anew.
+    """
+    is_set = "SPARK_SUBMIT_OPTS" in os.environ
+    if not is_set and any(item.get_closest_marker("spark") for item in session.items):
+        os.environ["SPARK_SUBMIT_OPTS"] = java_options()
 
 
 @pytest.hookimpl(wrapper=True)
