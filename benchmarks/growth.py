@@ -83,9 +83,8 @@ def object_kb(left_out: dict[str, bytes]) -> float:
             continue
         seen.add(id(found))
         total += len(bytes(found)) if isinstance(found, msgspec.Raw) else sys.getsizeof(found)
-        if isinstance(
-            found, ModuleType
-        ):  # in 3.12.1 that of asyncio tells of freed objects (gh-122695)
+        # In 3.12.1 the module of asyncio tells of freed objects (gh-122695).
+        if isinstance(found, ModuleType):
             continue
         # The others are in the list already.
         waiting += [each for each in gc.get_referents(found) if not gc.is_tracked(each)]

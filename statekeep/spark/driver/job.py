@@ -291,7 +291,8 @@ class StatefulJob:
         """Close a job whose query could not be started, with what a replay has left open, and report why it ends."""
         if self._owned.is_begun:
             self._owned.report_end(error)
-            self._stop_sidecars(max(self._config.task.shutdown_ms / 1000, _MARGIN_S))
+            timeout_s = max(self._config.task.shutdown_ms / 1000, _MARGIN_S)
+            self._stop_sidecars(timeout_s, is_committed=False)
         self.close()
 
     def close(self) -> None:
@@ -392,13 +393,17 @@ class StatefulJob:
                 self._thread.run(self._owned.begin_last_clean_up())
         finally:
             deadline.end()
-            self._stop_sidecars(max(deadline.remaining_s(), _MARGIN_S))
+            is_committed = self.fenced is None and (
+                self._owned.commits.committed_batch == self._owned.batches.head
+            )
+            timeout_s = max(deadline.remaining_s(), _MARGIN_S)
+            self._stop_sidecars(timeout_s, is_committed=is_committed)
 
-    def _stop_sidecars(self, timeout_s: float) -> None:
-        """Let the sidecars end once their uploads are done, if there still are executors."""
-        is_committed = self.fenced is None and (
-            self._owned.commits.committed_batch == self._owned.batches.head
-        )
+    def _stop_sidecars(self, timeout_s: float, *, is_committed: bool) -> None:
+        """Let the sidecars end once their uploads are done, if there still are executors.
+
+        What lies on their disks is needed unless the last batch ``is_committed``.
+        """
         end_session = partial(self._owned.jobs.end_session, is_committed=is_committed)
         stopping = self._thread.submit(self._thread.executor.run(end_session))
         wait([stopping], timeout=timeout_s)
