@@ -386,6 +386,10 @@ def test_the_sidecar_of_an_executor_whose_tasks_never_came_ends_with_the_query(
     executors = sorted(set(_executors(open_jobs[0]).values()))
     assert context.killExecutor(executors[0])
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 2)
+    # A batch while one executor is left: with two, half of the lost tasks would start on the new one.
+    stream.add_batches(1)
+    query.processAllAvailable()
+    assert set(_executors(open_jobs[0]).values()) == {executors[1]}
     assert context.requestExecutors(2)
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
     for _ in range(100):
