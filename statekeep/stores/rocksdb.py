@@ -447,6 +447,9 @@ def _engine_options(options: RocksDbOptions) -> Options:
     engine.set_compression_type(getattr(DBCompressionType, options.compression)())
     engine.set_max_background_jobs(2)
     engine.set_max_open_files(256)
+    # With its default of 16, each open starts so many threads, also for a store of two files: a fifth of
+    # the processor time that it takes.
+    engine.set_max_file_opening_threads(2)
     # Images are many and short-lived: no statistics, no history of logs, small manifests.
     engine.set_stats_dump_period_sec(0)
     engine.set_stats_persist_period_sec(0)
