@@ -17,7 +17,7 @@ from standby_driver import OnDisks, hosts_of, session
 from traced_manager import held
 
 import statekeep as sk
-from statekeep.spark.driver import batch_loop
+from statekeep.spark.driver import task_moves
 
 EXECUTORS = 2
 TAKEN, JOINED, BATCHES = 1, 2, 22
@@ -41,7 +41,7 @@ def main(root: Path) -> None:  # noqa: PLR0915 - what the sink does is one story
     queries: list[sk.StatefulStreamingQuery] = []
     meanwhile: list[int] = []
     executors: dict[int, dict[str, int]] = {}
-    batch_loop._ASK_AGAIN_NS = 0  # type: ignore[misc]
+    task_moves._ASK_AGAIN_NS = 0  # type: ignore[misc]
 
     def is_calm() -> bool:
         """Whether what runs beside the batches has ended, but for the fetch."""

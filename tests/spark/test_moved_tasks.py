@@ -8,7 +8,7 @@ from conftest import PARTITIONS, Stream, events_of
 from pyspark.sql import SparkSession
 from spark_processes import executors_of, wait_until
 
-from statekeep.spark.driver import batch_loop
+from statekeep.spark.driver import task_moves
 from statekeep.spark.placement import Placement, spread
 from statekeep.spark.query import StatefulStreamingQuery
 
@@ -70,7 +70,7 @@ def run_with_a_new_executor(
 def test_an_executor_that_joins_gets_tasks_after_the_next_commit(
     stream: Stream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_loop, "_ASK_AGAIN_NS", 0)
+    monkeypatch.setattr(task_moves, "_ASK_AGAIN_NS", 0)
     query, seen = run_with_a_new_executor(stream, caplog)
     assert len(seen[JOINED]) == 1  # the one that was left runs all of them
     assert sorted(seen[LAST].values()) == [PARTITIONS // 2, PARTITIONS // 2]

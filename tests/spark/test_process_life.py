@@ -25,6 +25,7 @@ from statekeep.errors import ConfigError, StateBackupError
 from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.query_watch import StopDeadline
+from statekeep.spark.driver.task_moves import TaskMoves
 from statekeep.spark.placement import Placement, spread
 from statekeep.spark.sidecar.launch import take_lock
 from statekeep.spark.sidecar.outbox import Outbox
@@ -377,7 +378,7 @@ def test_the_sidecar_of_an_executor_whose_tasks_never_came_ends_with_the_query(
 ) -> None:
     context = stream.spark.sparkContext._jsc.sc()
     # State is fetched for the tasks that are to move; before they do, the query ends.
-    monkeypatch.setattr(BatchLoop, "_is_near", lambda *_: False)
+    monkeypatch.setattr(TaskMoves, "_is_near", lambda *_: False)
     stream.add_batches(1)
     writer = stream.stateful(settings={"task.commit.ms": 200}).writeStream
     writer = writer.foreachBatch(stream.sink).option("checkpointLocation", str(stream.location))

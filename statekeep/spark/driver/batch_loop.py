@@ -4,12 +4,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict
-from functools import partial
 from typing import Final
 
-from py4j.protocol import Py4JError  # type: ignore[import-untyped] # ships no types
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from statekeep.checkpoint.checkpoints import CheckpointId
@@ -23,16 +19,13 @@ from statekeep.errors import (
     CommitFailedError,
     RestoreFailedError,
     StateBackupError,
-    TaskFencedError,
 )
 from statekeep.events import (
     BatchDone,
     CopiesMade,
     OutputHealed,
-    Recovered,
     Report,
     StateUndeclared,
-    TasksMoved,
 )
 from statekeep.fault_points import fault_point
 from statekeep.spark.batch_token import BatchToken, delivering
@@ -55,11 +48,11 @@ from statekeep.spark.driver.progress import (
     Stopwatch,
     statistics_of,
 )
-from statekeep.spark.driver.rebalancer import Move
-from statekeep.spark.driver.recovery import MAX_ROUNDS, Recovery, RecoverySummary, task_commit
+from statekeep.spark.driver.recovery import MAX_ROUNDS, Recovery
 from statekeep.spark.driver.standbys import Standbys
 from statekeep.spark.driver.takeover import Resumption
 from statekeep.spark.driver.task_jobs import TaskJobs
+from statekeep.spark.driver.task_moves import TaskMoves
 from statekeep.spark.driver.ticks import TickRule
 from statekeep.spark.operator.clock import BatchClock, TimeMode
 from statekeep.spark.operator.runner import OperatorSpec
@@ -70,13 +63,6 @@ from statekeep.spark.worker.task_functions import MISSING_OUTPUT
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[DataFrame, int], None]
-
-_FEW_BATCHES: Final = 3
-_SHORT_NS: Final = 5_000_000_000
-"""Tasks move to another executor where that replays few batches, or such as took this long at most."""
-
-_ASK_AGAIN_NS: Final = 2_000_000_000
-"""Between two looks at what executors fetch for tasks that are to move: each is a short Spark job."""
 
 _FRESH_NS: Final = 1_000_000_000
 """How long the append of the batch record stands for a look for a successor. The append finds one, too,
@@ -192,6 +178,16 @@ class BatchLoop:
             report=report,
             clock=clock,
         )
+        self._moves = TaskMoves(
+            jobs=jobs,
+            commits=commits,
+            log=log,
+            history=self._history,
+            recovery=self._recovery,
+            is_each_batch=self._policy.is_each_batch,
+            report=report,
+            clock=clock,
+        )
 
     def resume(self, resumption: Resumption, stopwatch: Stopwatch) -> None:
         """Bring every task to the newest batch that counts, before the query starts."""
@@ -203,7 +199,7 @@ class BatchLoop:
         summary = self._recovery.recover(
             everyone, resumption.head, is_thorough=True, on_phase=stopwatch.lap
         )
-        self._note_recovery(summary, began_ns, "start")
+        summary.tell(self._report, self._elapsed_ms(began_ns), "start")
 
     def commit_head(self) -> None:
         """Commit the newest batch, between `resume` and the start of the query.
@@ -237,7 +233,7 @@ class BatchLoop:
             msg = f"not the next batch: batch={batch} head={self.head}"
             raise StateBackupError(msg)
         offsets = self._location.require(f"offsets/{batch}")
-        self._move_tasks()
+        self._moves.move_due(self.head, self._batch_ns)
         began_ns = self._clock.monotonic_ns()
         plan = self._prepare_commit()
         result = self._process_all(rows, batch, offsets, plan)
@@ -287,7 +283,7 @@ class BatchLoop:
         everyone = range(self._identity.partitions)
         summary = self._recovery.recover(everyone, batch, is_thorough=False)
         self.head = batch
-        self._note_recovery(summary, began_ns, "catch-up")
+        summary.tell(self._report, self._elapsed_ms(began_ns), "catch-up")
 
     def _check_repeated(self, batch: int) -> None:
         """A batch that is committed already: Spark repeats it after a crash; nothing to do (R4)."""
@@ -298,86 +294,6 @@ class BatchLoop:
             )
             error.add_note("hint: put the checkpoint location back as it was at that batch")
             raise error
-
-    def _move_tasks(self) -> None:
-        """Spread the tasks anew if executors have come or gone: those that came have nothing to do.
-
-        Whatever fails by that, nothing is lost: the batch that follows meets what is really wrong.
-
-        Raises:
-            TaskFencedError: Another driver has taken over.
-        """
-        try:
-            self._move_due_tasks()
-        except TaskFencedError:
-            raise
-        except (StateBackupError, PySparkException, Py4JError, OSError) as exc:
-            logger.warning("tasks could not be moved and stay where they are: error=%s", exc)
-
-    def _move_due_tasks(self) -> None:
-        """Not while an attempt is open, as its versions are submitted where they are; nor where it takes long.
-
-        The newest commit of the tasks that move is fetched first, beside the batches. Where that takes
-        long, another one is by then the newest, and what it has beyond is fetched, too. What came
-        after it is replayed, and the stream waits.
-        """
-        rebalancer, committed = self._jobs.rebalancer, self._commits.committed_batch
-        is_due = rebalancer.is_due(committed)
-        if self._commits.open_batch is not None:
-            return
-        if is_due:
-            rebalancer.prepare(self._jobs.tasks, self._jobs.executors)
-        move = rebalancer.move
-        if move is None or move.is_asking:
-            return
-        if move.error is not None:
-            logger.warning(
-                "tasks are not moved yet, their state could not be fetched: error=%s", move.error
-            )
-            rebalancer.give_up_move(is_again=True)
-            return
-        if move.tasks and not (move.is_there and self._is_near(move.batch)):
-            self._fetch_ahead(move)
-            return
-        began_ns = self._clock.monotonic_ns()
-        fault_point("move.before")
-        with rebalancer.moving() as moved, self._history.unless_failed():
-            if moved:
-                # Where each batch is committed, one waits for an upload anyway, and the newest commit
-                # is never fetched yet: what it has beyond the one that was fetched is little.
-                fetched = None if self._policy.is_each_batch else move.batch
-                summary = self._recovery.recover(
-                    moved, self.head, is_thorough=False, is_optional=True, fetched=fetched
-                )
-                self._note_recovery(summary, began_ns, "move")
-        fault_point("move.after")
-        if moved:
-            logger.info("tasks have moved to other executors: tasks=%d", len(moved))
-            self._report(TasksMoved(len(moved), len(rebalancer.placement.slots)))
-
-    def _is_near(self, fetched: int) -> bool:
-        """Whether a commit was fetched after which few batches came, or such as do not take long."""
-        to_replay = self.head - fetched
-        is_short = to_replay <= _FEW_BATCHES or to_replay * self._batch_ns <= _SHORT_NS
-        return self._policy.is_each_batch or (is_short and fetched in self._history)
-
-    def _fetch_ahead(self, move: Move) -> None:
-        """Bring the newest commit of tasks where they are to go, while batches go on.
-
-        One that is on its way comes first: then only what has changed since is left.
-        """
-        rebalancer, now_ns = self._jobs.rebalancer, self._clock.monotonic_ns()
-        if move.fetch is not None and not move.is_there:
-            if now_ns - move.asked_ns >= _ASK_AGAIN_NS:
-                rebalancer.ask_again(move, now_ns)
-            return
-        commit, view = self._log.view.last_commit, self._log.view
-        if commit is None or commit.batch <= move.batch:
-            return
-        commits = {task: task_commit(commit, task) for task in move.tasks}
-        wanted = {task: found for task, found in commits.items() if found.version}
-        fetch = partial(self._jobs.fetch_ahead, commits=wanted, bad_markers=view.bad_markers)
-        rebalancer.fetch(move, commit.batch, fetch, now_ns)
 
     def _prepare_commit(self) -> SubmitPlan | None:
         urgency = self._policy.before_batch(self.head - self._commits.committed_batch)
@@ -652,7 +568,7 @@ class BatchLoop:
         if summary.diverged:
             for rule in self._tick_rules:
                 rule.forget()
-        self._note_recovery(summary, began_ns, "loss")
+        summary.tell(self._report, self._elapsed_ms(began_ns), "loss")
 
     def _go_to_copies(self, partitions: Collection[int]) -> None:
         """Let tasks whose executor is gone run where a copy of their newest commit lies."""
@@ -704,7 +620,5 @@ class BatchLoop:
             )
         )
 
-    def _note_recovery(self, summary: RecoverySummary, began_ns: int, reason: str) -> None:
-        elapsed_ms = (self._clock.monotonic_ns() - began_ns) // 1_000_000
-        summary.log(elapsed_ms)
-        self._report(Recovered(elapsed_ms=elapsed_ms, reason=reason, **asdict(summary)))
+    def _elapsed_ms(self, began_ns: int) -> int:
+        return (self._clock.monotonic_ns() - began_ns) // 1_000_000

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from statekeep.errors import (
     ReplayDivergedError,
     RestoreFailedError,
 )
-from statekeep.events import BatchReplayed, Report, TaskRestored
+from statekeep.events import BatchReplayed, Recovered, Report, TaskRestored
 from statekeep.fault_points import fault_point
 from statekeep.spark.driver.commit_thread import CommitThread
 from statekeep.spark.driver.location import CheckpointLocation
@@ -89,8 +89,14 @@ class RecoverySummary:
     phases_ms: dict[str, int] = field(default_factory=dict[str, int])
     """How long each of `RECOVERY_STEPS` took, of all rounds together."""
 
-    def log(self, elapsed_ms: int) -> None:
-        """Log in one line what was restored and replayed; nothing if all was there."""
+    def tell(self, report: Report, elapsed_ms: int, reason: str) -> None:
+        """Log what was restored and replayed, nothing if all was there; report the recovery.
+
+        Args:
+            report: Gets a `Recovered`.
+            elapsed_ms: What it took as a whole.
+            reason: As `Recovered.reason`.
+        """
         if self.restored:
             logger.info(
                 "state is restored: tasks=%d of=%d sources=%s bytes=%d",
@@ -112,6 +118,7 @@ class RecoverySummary:
             logger.warning(
                 "%s: replays=%d first: %s", _DIVERGED, self.diverged, self.first_diverged
             )
+        report(Recovered(elapsed_ms=elapsed_ms, reason=reason, **asdict(self)))
 
 
 class _LostAgainError(Exception):

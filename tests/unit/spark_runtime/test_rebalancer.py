@@ -21,10 +21,10 @@ from statekeep.errors import (
 )
 from statekeep.events import Event
 from statekeep.spark.driver import rebalancer as module
-from statekeep.spark.driver.batch_loop import BatchLoop
 from statekeep.spark.driver.processing import VersionHistory
 from statekeep.spark.driver.rebalancer import Rebalancer
 from statekeep.spark.driver.recovery import RecoverySummary
+from statekeep.spark.driver.task_moves import TaskMoves
 from statekeep.spark.placement import Placement
 from statekeep.testing.clock import FakeClock
 
@@ -321,21 +321,40 @@ class Jobs:
         return self.is_there
 
 
-def loop_of(
-    rebalancer: Rebalancer, recovery: Recoveries, commits: Commits, events: list[Event]
-) -> BatchLoop:
-    """Return a loop after batch 5, of a job whose executors have changed before its newest commit."""
-    rebalancer.note_change(is_settled=True)
-    assert not rebalancer.is_due(3)
-    loop: Any = object.__new__(BatchLoop)
-    loop._jobs, loop._recovery, loop._commits = Jobs(rebalancer), recovery, commits
-    loop._log, loop._policy = Log(commits), SimpleNamespace(is_each_batch=False)
-    loop._clock, loop.head = FakeClock(), 5
-    loop._history = VersionHistory(4)
-    for batch in (4, 5):
-        loop._history.put(batch, {2: TaskBatch(version=f"{batch}_here")})
-    loop._report, loop._batch_ns = events.append, 0
-    return cast("BatchLoop", loop)
+class Moving:
+    """The moves between batches, after batch 5, of a job whose executors have changed before its newest commit."""
+
+    def __init__(
+        self,
+        rebalancer: Rebalancer,
+        recovery: Recoveries,
+        commits: Commits,
+        events: list[Event],
+        *,
+        is_each_batch: bool = False,
+    ) -> None:
+        rebalancer.note_change(is_settled=True)
+        assert not rebalancer.is_due(3)
+        self.head, self.batch_ns = 5, 0
+        self.jobs, self.clock, self.history = Jobs(rebalancer), FakeClock(), VersionHistory(4)
+        for batch in (4, 5):
+            self.history.put(batch, {2: TaskBatch(version=f"{batch}_here")})
+        given: Any = {
+            "jobs": self.jobs,
+            "commits": commits,
+            "log": Log(commits),
+            "recovery": recovery,
+        }
+        self._moves = TaskMoves(
+            **given,
+            history=self.history,
+            is_each_batch=is_each_batch,
+            report=events.append,
+            clock=self.clock,
+        )
+
+    def move_due(self) -> None:
+        self._moves.move_due(self.head, self.batch_ns)
 
 
 def test_tasks_that_move_are_fetched_first_and_recovered_where_they_go(
@@ -343,52 +362,52 @@ def test_tasks_that_move_are_fetched_first_and_recovered_where_they_go(
 ) -> None:
     recovery = Recoveries()
     events: list[Event] = []
-    loop = loop_of(rebalancer, recovery, Commits(), events)
-    loop._move_tasks()
-    assert cast("Any", loop._jobs).asked == [("fetch-tag", ["4_here", "4_here"])]
+    moving = Moving(rebalancer, recovery, Commits(), events)
+    moving.move_due()
+    assert moving.jobs.asked == [("fetch-tag", ["4_here", "4_here"])]
     assert recovery.tasks == []
-    loop._move_tasks()
+    moving.move_due()
     assert (recovery.tasks, recovery.fetched) == ([{2, 3}], [4])
     assert [event.kind for event in events] == ["recovery", "tasks-moved"]
-    loop._move_tasks()
+    moving.move_due()
     assert len(recovery.tasks) == 1
 
 
 def test_no_batch_waits_for_what_is_fetched(rebalancer: Rebalancer) -> None:
     recovery, commits = Recoveries(), Commits()
-    loop = loop_of(rebalancer, recovery, commits, [])
-    jobs, clock = cast("Any", loop._jobs), cast("FakeClock", loop._clock)
+    moving = Moving(rebalancer, recovery, commits, [])
+    jobs, clock = moving.jobs, moving.clock
     jobs.is_there = False
     for _ in range(3):
-        loop._move_tasks()
+        moving.move_due()
     assert len(jobs.asked) == 1  # it costs a Spark job
     clock.advance(2)
     commits.committed_batch = 5  # what is on its way comes first
-    loop._move_tasks()
+    moving.move_due()
     jobs.is_there = True
     clock.advance(2)
-    loop._move_tasks()
+    moving.move_due()
     assert [versions for _, versions in jobs.asked] == [["4_here"] * 2] * 3
     assert recovery.tasks == []
-    loop._move_tasks()
+    moving.move_due()
     assert recovery.fetched == [4]
 
 
 def test_a_fetch_that_fails_is_begun_again_after_a_commit(rebalancer: Rebalancer) -> None:
     recovery, commits = Recoveries(), Commits()
-    loop = loop_of(rebalancer, recovery, commits, [])
+    moving = Moving(rebalancer, recovery, commits, [])
     before = rebalancer.placement
-    jobs = cast("Any", loop._jobs)
+    jobs = moving.jobs
     jobs.error = PySparkException("no copies could be made")
-    loop._move_tasks()
+    moving.move_due()
     jobs.error = None
     for _ in range(3):
-        loop._move_tasks()
+        moving.move_due()
     assert (len(jobs.asked), recovery.tasks) == (1, [])
     assert rebalancer.placement is before
     commits.committed_batch = 5
-    loop._move_tasks()
-    loop._move_tasks()
+    moving.move_due()
+    moving.move_due()
     assert recovery.fetched == [5]
 
 
@@ -396,11 +415,10 @@ def test_where_each_batch_is_committed_what_came_since_the_fetch_is_restored(
     rebalancer: Rebalancer,
 ) -> None:
     recovery, commits = Recoveries(), Commits()
-    loop = loop_of(rebalancer, recovery, commits, [])
-    cast("Any", loop._policy).is_each_batch = True
-    loop._move_tasks()
-    commits.committed_batch = loop.head = 400
-    loop._move_tasks()
+    moving = Moving(rebalancer, recovery, commits, [], is_each_batch=True)
+    moving.move_due()
+    commits.committed_batch = moving.head = 400
+    moving.move_due()
     assert recovery.fetched == [None]
 
 
@@ -411,25 +429,25 @@ def test_no_task_moves_where_the_batches_would_wait_for_a_long_replay(
     rebalancer: Rebalancer, lag: int, batch_s: float, moves: int
 ) -> None:
     recovery, commits = Recoveries(), Commits()
-    loop = loop_of(rebalancer, recovery, commits, [])
-    loop._batch_ns = int(batch_s * 1e9)
-    loop.head = commits.committed_batch + lag
-    loop._history.put(loop.head, {})
+    moving = Moving(rebalancer, recovery, commits, [])
+    moving.batch_ns = int(batch_s * 1e9)
+    moving.head = commits.committed_batch + lag
+    moving.history.put(moving.head, {})
     for _ in range(3):
-        loop._move_tasks()
+        moving.move_due()
     assert len(recovery.tasks) == moves
-    commits.committed_batch = loop.head
-    loop._move_tasks()
-    loop._move_tasks()
+    commits.committed_batch = moving.head
+    moving.move_due()
+    moving.move_due()
     assert len(recovery.tasks) == 1
 
 
 def test_no_task_moves_while_a_commit_is_open(rebalancer: Rebalancer) -> None:
-    recovery = Recoveries()
-    loop = loop_of(rebalancer, recovery, Commits(), [])
-    loop._move_tasks()
-    cast("Any", loop._commits).open_batch = 5
-    loop._move_tasks()
+    recovery, commits = Recoveries(), Commits()
+    moving = Moving(rebalancer, recovery, commits, [])
+    moving.move_due()
+    commits.open_batch = 5
+    moving.move_due()
     assert recovery.tasks == []
 
 
@@ -449,18 +467,19 @@ def test_tasks_that_cannot_be_moved_stay_where_they_are(
 ) -> None:
     before = rebalancer.placement
     events: list[Event] = []
-    loop = loop_of(rebalancer, Recoveries(error), Commits(), events)
-    recovered = loop._recovery.recover
+    recovery = Recoveries(error)
+    moving = Moving(rebalancer, recovery, Commits(), events)
+    recovered = recovery.recover
 
     def recover(*given: Any, **named: Any) -> RecoverySummary:
-        loop._history.put(5, {2: TaskBatch(version="5_there")})  # as a replay does
+        moving.history.put(5, {2: TaskBatch(version="5_there")})  # as a replay does
         return recovered(*given, **named)
 
-    loop._recovery.recover = recover  # type: ignore[method-assign]
-    loop._move_tasks()
-    loop._move_tasks()
+    recovery.recover = recover  # type: ignore[method-assign]
+    moving.move_due()
+    moving.move_due()
     assert rebalancer.placement is before
-    assert loop.versions(5) == {2: "5_here"}
+    assert moving.history.versions(5) == {2: "5_here"}
     assert cast("Table", before).closed == []
     assert events == []
 
@@ -469,34 +488,34 @@ def test_tasks_that_could_not_be_moved_are_tried_again_after_a_commit(
     rebalancer: Rebalancer,
 ) -> None:
     recovery, commits = Recoveries(RetriableError("no answer")), Commits()
-    loop = loop_of(rebalancer, recovery, commits, [])
+    moving = Moving(rebalancer, recovery, commits, [])
     for _ in range(4):
-        loop._move_tasks()
+        moving.move_due()
     assert len(recovery.tasks) == 1
     recovery.error = None
     commits.committed_batch = 5
     for _ in range(3):
-        loop._move_tasks()
+        moving.move_due()
     assert recovery.fetched == [4, 5]
     assert rebalancer.placement.slots == ((0, 1), (2, 3))
 
 
 def test_tasks_stay_where_nothing_can_be_run_beside_the_batches(rebalancer: Rebalancer) -> None:
-    loop = loop_of(rebalancer, Recoveries(), Commits(), [])
+    moving = Moving(rebalancer, Recoveries(), Commits(), [])
 
     def failing(_: Callable[[], None]) -> Future[None]:
         raise RetriableError("no thread")
 
     rebalancer._background = failing
     rebalancer.note_change(is_settled=True)
-    loop._move_tasks()
+    moving.move_due()
 
 
 def test_a_driver_that_is_replaced_moves_no_task_and_ends(rebalancer: Rebalancer) -> None:
     before = rebalancer.placement
     error = TaskFencedError("replaced", own_epoch=1, newer_epoch=2)
-    loop = loop_of(rebalancer, Recoveries(error), Commits(), [])
-    loop._move_tasks()
+    moving = Moving(rebalancer, Recoveries(error), Commits(), [])
+    moving.move_due()
     with pytest.raises(TaskFencedError):
-        loop._move_tasks()
+        moving.move_due()
     assert rebalancer.placement is before
