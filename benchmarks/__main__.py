@@ -24,6 +24,12 @@ def _latency(*, is_short: bool) -> list[Figure]:
     return latency.compare([2, 16], batches=10) if is_short else latency.compare([2, 16, 64])
 
 
+def _latency_of_large_state(*, is_short: bool) -> list[Figure]:
+    from benchmarks import latency  # noqa: PLC0415  # loads Spark
+
+    return latency.compare([2], batches=10 if is_short else 25, state_mb=1_000)
+
+
 def _pause(*, is_short: bool) -> list[Figure]:
     from benchmarks import pause  # noqa: PLC0415  # only what is asked for is loaded
 
@@ -59,6 +65,7 @@ def _increments(*, is_short: bool) -> list[Figure]:
 MEASUREMENTS: dict[str, Callable[..., list[Figure]]] = {
     "throughput": _throughput,
     "latency": _latency,
+    "latency-of-large-state": _latency_of_large_state,
     "pause": _pause,
     "overhead": _overhead,
     "every-second": _every_second,

@@ -26,10 +26,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 import statekeep as sk
 from benchmarks.figures import Figure
-from benchmarks.processors import OUTPUT_SCHEMA, RunningTotal
+from benchmarks.processors import FIRST_FILLER_KEY, OUTPUT_SCHEMA, RunningTotal, WithFiller
 
 _SKIPPED: Final = 3
 """Batches at the beginning, in which workers start."""
+_FILLER_BYTES: Final = 64 << 10
+"""Of a value that only makes the state large."""
+_FILLERS_A_BATCH: Final = 2_000
 _SPARK_STATE: Final = {
     "spark.sql.streaming.stateStore.providerClass": (
         "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -52,9 +55,19 @@ _SHOWN: Final = {
 
 
 def measure(
-    engine: str, tasks: int, rows: int, keys: int, batches: int, *, is_tuned: bool
+    engine: str,
+    tasks: int,
+    rows: int,
+    keys: int,
+    batches: int,
+    *,
+    is_tuned: bool,
+    state_mb: int = 0,
 ) -> dict[str, Any]:
-    """Run one query in this process; return its figures in milliseconds."""
+    """Run one query in this process; return its figures in milliseconds.
+
+    With ``state_mb`` there is about so much state in each task before the first measured batch.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     is_plain = engine == "spark" and not is_tuned
     builder = (
@@ -72,16 +85,25 @@ def measure(
     spark = builder.getOrCreate()
     work = Path(tempfile.mkdtemp(prefix="latency-"))
     try:
-        return _run(spark, engine, work, rows=rows, keys=keys, batches=batches)
+        fillers = tasks * state_mb * 1_000_000 // _FILLER_BYTES
+        return _run(spark, engine, work, rows=rows, keys=keys, batches=batches, fillers=fillers)
     finally:
         spark.stop()
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _run(
-    spark: SparkSession, engine: str, work: Path, *, rows: int, keys: int, batches: int
+    spark: SparkSession,
+    engine: str,
+    work: Path,
+    *,
+    rows: int,
+    keys: int,
+    batches: int,
+    fillers: int,
 ) -> dict[str, Any]:
-    _write_input(work / "in", rows=rows, keys=keys, batches=batches)
+    filling = _write_fillers(work / "in", fillers)
+    _write_input(work / "in", rows=rows, keys=keys, batches=batches, first=filling)
     frame = (
         spark.readStream.schema("id BIGINT, value BIGINT")
         .option("maxFilesPerTrigger", 1)
@@ -100,7 +122,8 @@ def _run(
             "blob.store.uri": (work / "backup").as_uri(),
         }
         grouped = sk.grouped(grouped, settings)
-    stateful = grouped.transformWithState(RunningTotal(), OUTPUT_SCHEMA, "Update", "None")
+    processor = WithFiller() if fillers else RunningTotal()
+    stateful = grouped.transformWithState(processor, OUTPUT_SCHEMA, "Update", "None")
 
     def run() -> tuple[float, float]:
         """Run the query to the end of its input; return when it was started and had ended."""
@@ -117,20 +140,19 @@ def _run(
         return began, time.perf_counter()
 
     began, ended = run()
-    gaps = [later - earlier for earlier, later in pairwise(ends)][_SKIPPED:]
+    gaps = [later - earlier for earlier, later in pairwise(ends)][filling + _SKIPPED :]
     found = {
         "batch_ms": round(statistics.median(gaps) * 1e3),
         "last_ms": round(statistics.median(gaps[-10:]) * 1e3),
         "first_ms": round((ends[0] - began) * 1e3),
         "stop_ms": round((ended - ends[-1]) * 1e3),
     }
-    _write_input(work / "in", rows=rows, keys=keys, batches=1, first=batches)
+    _write_input(work / "in", rows=rows, keys=keys, batches=1, first=filling + batches)
     began, _ = run()
     return found | {"restart_ms": round((ends[0] - began) * 1e3)}
 
 
 def _write_input(directory: Path, *, rows: int, keys: int, batches: int, first: int = 0) -> None:
-    directory.mkdir(exist_ok=True)
     random = np.random.default_rng(1)
     for number in range(first, first + batches):
         table = {
@@ -140,8 +162,24 @@ def _write_input(directory: Path, *, rows: int, keys: int, batches: int, first: 
         pq.write_table(pa.table(table), directory / f"{number:04}.parquet")
 
 
+def _write_fillers(directory: Path, count: int) -> int:
+    """Write the batches that make the state large; return how many."""
+    directory.mkdir()
+    starts = range(0, count, _FILLERS_A_BATCH)
+    for number, start in enumerate(starts):
+        ids = FIRST_FILLER_KEY + np.arange(start, min(start + _FILLERS_A_BATCH, count))
+        table = {"id": ids, "value": np.full(len(ids), _FILLER_BYTES)}
+        pq.write_table(pa.table(table), directory / f"{number:04}.parquet")
+    return len(starts)
+
+
 def compare(
-    task_counts: Sequence[int], *, rows: int = 1_000, keys: int = 1_000, batches: int = 25
+    task_counts: Sequence[int],
+    *,
+    rows: int = 1_000,
+    keys: int = 1_000,
+    batches: int = 25,
+    state_mb: int = 0,
 ) -> list[Figure]:
     """Measure both engines at each number of tasks, each run in a process of its own."""
     figures: list[Figure] = []
@@ -149,11 +187,14 @@ def compare(
         for is_tuned in (False, True):
             kind = "tuned" if is_tuned else "as it comes"
             spark, ours = (
-                _in_process(engine, tasks, rows, keys, batches, is_tuned=is_tuned)
+                _in_process(
+                    engine, tasks, rows, keys, batches, is_tuned=is_tuned, state_mb=state_mb
+                )
                 for engine in ("spark", "statekeep")
             )
             for what, name in _SHOWN.items():
-                case = f"{tasks} tasks, {rows:,} rows, {kind}: {name}"
+                size = f" of {state_mb} MB" if state_mb else ""
+                case = f"{tasks} tasks{size}, {rows:,} rows, {kind}: {name}"
                 figures += [
                     Figure("latency", case, "Spark", spark[what], "ms"),
                     Figure(
@@ -164,9 +205,10 @@ def compare(
 
 
 def _in_process(
-    engine: str, tasks: int, rows: int, keys: int, batches: int, *, is_tuned: bool
+    engine: str, tasks: int, rows: int, keys: int, batches: int, *, is_tuned: bool, state_mb: int
 ) -> dict[str, Any]:
-    arguments = [engine, str(tasks), str(rows), str(keys), str(batches), str(int(is_tuned))]
+    numbers = [tasks, rows, keys, batches, int(is_tuned), state_mb]
+    arguments = [engine, *map(str, numbers)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.latency", *arguments],
         check=True,
@@ -180,8 +222,8 @@ def _in_process(
 def main() -> None:
     """Run one case in this process, for `compare`."""
     engine, *numbers = sys.argv[1:]
-    tasks, rows, keys, batches, tuned = map(int, numbers)
-    found = measure(engine, tasks, rows, keys, batches, is_tuned=bool(tuned))
+    tasks, rows, keys, batches, tuned, state_mb = map(int, numbers)
+    found = measure(engine, tasks, rows, keys, batches, is_tuned=bool(tuned), state_mb=state_mb)
     sys.stdout.write(f"{json.dumps(found)}\n")
 
 

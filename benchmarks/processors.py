@@ -1,5 +1,6 @@
 """What is measured: a running count and sum per key."""
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ import statekeep as sk
 
 OUTPUT_SCHEMA = "id BIGINT, count BIGINT, total BIGINT"
 STATE_SCHEMA = "count BIGINT, total BIGINT"
+FIRST_FILLER_KEY = 1 << 32
 COMBINED = {"count": ("*", "count"), "total": ("value", "sum")}
 
 
@@ -42,6 +44,26 @@ class RunningTotal(StatefulProcessor):
     @override
     def close(self) -> None:
         pass
+
+
+class WithFiller(RunningTotal):
+    """Also keeps bytes that no later row reads, under keys from `FIRST_FILLER_KEY` on:
+    as many bytes as the row says."""
+
+    @override
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        self._filler = handle.getValueState("filler", "data BINARY")
+
+    @override
+    def handleInputRows(
+        self, key: Any, rows: Iterator[Row], timerValues: TimerValues
+    ) -> Iterator[Row]:
+        if key[0] < FIRST_FILLER_KEY:
+            yield from super().handleInputRows(key, rows, timerValues)
+            return
+        for row in rows:
+            self._filler.update((os.urandom(row.value),))
 
 
 class RunningTotalInPandas(RunningTotal):
