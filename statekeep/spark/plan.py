@@ -27,8 +27,10 @@ _OF_WHOLE_STREAM: Final = {
 }
 """By the beginning of a node's name: what gives another result for each batch alone."""
 _STATEFUL_NODE: Final = re.compile(
-    r"^[\s:|+-]*(?:\*?\(\d+\) )?(\w+).*\bstate info \[ checkpoint = ", re.MULTILINE
+    r"^[\s:|+-]*(?:\*?\(\d+\) )?!?(\w+).*\bstate info \[ checkpoint = [^,\s]", re.MULTILINE
 )
+"""With ``!`` Spark marks a node of whose expressions it knows no input, as those in Python. Without a place
+for its state a node was run once, outside of a stream, and its result was cached."""
 _ONE_SIDED: Final = (
     ("Inner", "Cross", "LeftOuter", "LeftSemi", "LeftAnti"),
     ("Inner", "Cross", "RightOuter"),

@@ -8,7 +8,7 @@ import pytest
 from conftest import Stream
 from processors import OUTPUT, Count, CountFrames, Overflowing
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from pyspark.sql.streaming import StatefulProcessorHandle
 from pyspark.sql.streaming.stateful_processor import TimerValues
@@ -89,17 +89,45 @@ def test_a_stateful_operator_upstream_is_refused(stream: Stream, name: str) -> N
         sk.grouped(UPSTREAM[name](rows).groupBy("key"))
 
 
-def test_a_stateful_operator_of_another_name_is_refused_before_its_first_batch(
-    stream: Stream, monkeypatch: pytest.MonkeyPatch
+def joined_with_state(rows: DataFrame) -> DataFrame:
+    """Join with an operator on a static frame, which Spark runs as one of the stream."""
+    static = rows.sparkSession.createDataFrame([("key-1", 1)], "key string, v long")
+    counted = static.groupBy("key").transformWithStateInPandas(
+        CountFrames(), OUTPUT, "Append", "None"
+    )
+    return rows.join(counted.select("key"), "key", "left")
+
+
+def with_rocksdb(spark: SparkSession, request: pytest.FixtureRequest) -> None:
+    """Let Spark's own operators keep their state in RocksDB until the end of a test."""
+    name = "spark.sql.streaming.stateStore.providerClass"
+    spark.conf.set(
+        name, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    )
+    request.addfinalizer(lambda: spark.conf.unset(name))
+
+
+@pytest.mark.parametrize(
+    ("rows_of", "node"),
+    [
+        (UPSTREAM["dropDuplicates"], "StreamingDeduplicate"),
+        (joined_with_state, "TransformWithStateIn(PySpark|Pandas)"),
+    ],
+)
+def test_state_that_only_the_plan_shows_is_refused_before_its_first_batch(
+    stream: Stream,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_of: Callable[[DataFrame], DataFrame],
+    node: str,
 ) -> None:
-    """As one of a release to come."""
+    """As of an operator of a release to come."""
     monkeypatch.delitem(grouped_data._STATEFUL, "Deduplicate")
+    with_rocksdb(stream.spark, request)
     frame = stream.frame
-    monkeypatch.setattr(stream, "frame", lambda: frame().dropDuplicates(["key"]))
+    monkeypatch.setattr(stream, "frame", lambda: rows_of(frame()))
     stream.add_batches(1)
-    with pytest.raises(
-        StreamingQueryException, match=r"is upstream: operator=StreamingDeduplicate"
-    ):
+    with pytest.raises(StreamingQueryException, match=f"is upstream: operator={node}"):
         stream.run()
     assert stream.delivered == []
     monkeypatch.setattr(stream, "frame", frame)

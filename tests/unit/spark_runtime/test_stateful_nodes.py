@@ -18,6 +18,8 @@ PLAN = """MapInArrow
         ("StateStoreSave [value#3L]", "StateStoreSave"),
         ("*(3) StreamingDeduplicate [value#15L]", "StreamingDeduplicate"),
         ("OfALaterRelease", "OfALaterRelease"),
+        ("!TransformWithStateInPySpark of(id#1L)#2, [id#1L], update", "TransformWithStateInPySpark"),
+        ("*(1) !FlatMapGroupsInPandasWithState of(key#1)#2", "FlatMapGroupsInPandasWithState"),
     ],
 )
 def test_the_node_that_shows_where_its_state_is(node: str, found: str) -> None:
@@ -27,3 +29,9 @@ def test_the_node_that_shows_where_its_state_is(node: str, found: str) -> None:
 def test_a_plan_without_state() -> None:
     plan = PLAN.format(node="Project").replace("state info [ checkpoint = ", "files [")
     assert stateful_node(plan) == ""
+
+
+def test_state_of_a_frame_that_was_cached_is_none_of_the_stream() -> None:
+    """Spark ran it once, as a batch: it has no place."""
+    plan = PLAN.format(node="!TransformWithStateInPySpark of(id#1L)#2")
+    assert stateful_node(plan.replace("file:/location/state", "")) == ""
