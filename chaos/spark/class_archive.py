@@ -36,7 +36,7 @@ def java_options() -> str:
 
 def _archive() -> Path | None:
     """Return the archive of this Spark on this JVM; None if the JVM makes none."""
-    java = Path(os.environ.get("JAVA_HOME", "/"), "release")
+    java = Path(os.environ.get("JAVA_HOME") or "/", "release")
     made_by = f"{pyspark.__version__} {java.read_text() if java.exists() else shutil.which('java')}"
     name = f"spark-classes-{zlib.crc32(made_by.encode()):08x}.jsa"
     archive = Path(sys.prefix, name)

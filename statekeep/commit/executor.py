@@ -73,10 +73,12 @@ class ThreadPool:
             name = f"{self._name}_{len(self._threads)}"
             thread = threading.Thread(target=self._serve, name=name, daemon=True)
             try:
-                thread.start()  # if Ctrl-C breaks this off, it may run all the same
+                thread.start()
             except BaseException:
                 with self._counting:
                     self._load -= 1
+                if thread.ident is not None:  # Ctrl-C has broken off the wait for it, and it runs
+                    self._threads.append(thread)
                 raise
             self._threads.append(thread)
         self._waiting.put(_Work(future, call))

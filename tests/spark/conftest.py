@@ -40,8 +40,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     None lives long enough for the better compiler, which takes half of their processor time, or for
     classes read anew.
     """
-    is_set = "SPARK_SUBMIT_OPTS" in os.environ
-    if not is_set and any(item.get_closest_marker("spark") for item in session.items):
+    is_wanted = "SPARK_SUBMIT_OPTS" not in os.environ and not session.config.option.collectonly
+    if is_wanted and any(item.get_closest_marker("spark") for item in session.items):
         os.environ["SPARK_SUBMIT_OPTS"] = java_options()
 
 

@@ -101,9 +101,7 @@ def joined_with_state(rows: DataFrame) -> DataFrame:
 def with_rocksdb(spark: SparkSession, request: pytest.FixtureRequest) -> None:
     """Let Spark's own operators keep their state in RocksDB until the end of a test."""
     name = "spark.sql.streaming.stateStore.providerClass"
-    spark.conf.set(
-        name, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    )
+    spark.conf.set(name, "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider")
     request.addfinalizer(lambda: spark.conf.unset(name))
 
 

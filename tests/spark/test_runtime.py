@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -419,7 +420,10 @@ def test_an_idle_stream_completes_its_commit(stream: Stream) -> None:
     assert stream.received() == stream.expected(2)
 
 
-def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(stream: Stream) -> None:
+@pytest.mark.parametrize("changed", [{}, {"task.count": PARTITIONS + 1}])
+def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(
+    stream: Stream, changed: Mapping[str, int]
+) -> None:
     stream.add_batches(3)
     stream.on_batch = break_off_at(2)
     settings = {"task.commit.ms": 0, "task.replay.on.divergence": "error"}
@@ -427,7 +431,7 @@ def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(stream: S
         stream.start(Unsteady(), settings).awaitTermination()
     lose_directory(stream.local_dir)
     with pytest.raises(ReplayDivergedError, match="batch=0"):
-        stream.start(Unsteady(), settings)
+        stream.start(Unsteady(), {**settings, **changed})
     # One that still boots is not waited for.
     assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
 

@@ -288,12 +288,15 @@ class StatefulJob:
         return self.fenced or self.commit_failure or self.end_error
 
     def end_failed_start(self, error: BaseException) -> None:
-        """Close a job whose query could not be started, with what a replay has left open, and report why it ends."""
-        if self._owned.is_begun:
-            self._owned.report_end(error)
-            timeout_s = max(self._config.task.shutdown_ms / 1000, _MARGIN_S)
-            self._stop_sidecars(timeout_s, is_committed=False)
-        self.close()
+        """Report why a query could not be started, end what its tasks have left open, and close the job."""
+        try:
+            if self._owned.is_begun:
+                self._owned.report_end(error)
+            if self._owned.has_tasks:
+                timeout_s = max(self._config.task.shutdown_ms / 1000, _MARGIN_S)
+                self._stop_sidecars(timeout_s, is_committed=False)
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Release the commit thread. Idempotent, from any thread."""

@@ -147,6 +147,8 @@ class OwnedJob:
         self.clean_up: CleanUp | None = None
         self._recorder: EventRecorder | None = None
         self.recent_commits: deque[CommitSummary] = deque(maxlen=KEPT_BATCHES)
+        self.has_tasks = False
+        """They may run, and what they have left open is to be closed."""
         self.is_begun = False
         """Listeners have its start, and are to have its end."""
 
@@ -300,6 +302,7 @@ class OwnedJob:
         specs = [self._job_spec(storage, number) for number in range(len(self._stages))]
         self.jobs = TaskJobs(self._spark, self.rebalancer, specs, self._thread, self._stages)
         self.jobs.epoch = storage.log.epoch
+        self.has_tasks = True
         self._wire_commits(storage, specs[0])
 
     def _wire_commits(self, storage: JobStorage, spec: JobSpec) -> None:

@@ -18,7 +18,10 @@ PLAN = """MapInArrow
         ("StateStoreSave [value#3L]", "StateStoreSave"),
         ("*(3) StreamingDeduplicate [value#15L]", "StreamingDeduplicate"),
         ("OfALaterRelease", "OfALaterRelease"),
-        ("!TransformWithStateInPySpark of(id#1L)#2, [id#1L], update", "TransformWithStateInPySpark"),
+        (
+            "!TransformWithStateInPySpark of(id#1L)#2, [id#1L], update",
+            "TransformWithStateInPySpark",
+        ),
         ("*(1) !FlatMapGroupsInPandasWithState of(key#1)#2", "FlatMapGroupsInPandasWithState"),
     ],
 )
