@@ -47,7 +47,10 @@ def measure(*, keys: int, rounds: int, quix_python: Path | None = None) -> list[
         rounds: Whose medians count.
         quix_python: Interpreter that has Quix Streams; None: it is left out.
     """
-    with kafka_broker() as broker, tempfile.TemporaryDirectory(prefix="statekeep-bench-") as name:
+    with (
+        kafka_broker(is_measured=True) as broker,
+        tempfile.TemporaryDirectory(prefix="statekeep-bench-") as name,
+    ):
         bench = _Bench(broker.servers, Path(name), keys, quix_python)
         bench.prepare()
         seconds = [asyncio.run(bench.run(number)) for number in range(rounds + 1)][1:]

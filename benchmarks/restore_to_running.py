@@ -34,7 +34,10 @@ async def restore_to_running(size: int, *, rounds: int) -> list[Figure]:
         size: Bytes of the store.
         rounds: Whose medians count; the backends take turns.
     """
-    with kafka_broker() as broker, tempfile.TemporaryDirectory(prefix="statekeep-bench-") as name:
+    with (
+        kafka_broker(is_measured=True) as broker,
+        tempfile.TemporaryDirectory(prefix="statekeep-bench-") as name,
+    ):
         root = Path(name)
         await _fill(_config(root, broker.servers, "kafka,files"), size)
         seconds: dict[str, list[float]] = {"kafka": [], "files": []}
