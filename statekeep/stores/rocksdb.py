@@ -38,8 +38,10 @@ _WRITE_CHUNK: Final = 10_000
 """Keys per write call: rocksdict holds the interpreter lock for the whole call, about 1.5 us each."""
 _READ_CHUNK: Final = 1_000
 """Keys per read call: it holds the lock as well, about 0.6 us each, and more for each of more keys."""
+_RUNS_BEFORE_A_WAIT: Final = 64
+"""Sorted runs from which on writes are slowed down and flushes wait: 40 at most were seen."""
 _LOADED_RUNS: Final = 16
-"""Sorted runs that a load leaves to be merged later: RocksDB slows writes down from 20 on."""
+"""Sorted runs that a load leaves to be merged later."""
 _LOADED_PARTS: Final = 16
 """Parts of a sorted run: 1 MiB each with the default buffer."""
 _SIZES: Final = ("rocksdb.total-sst-files-size", "rocksdb.cur-size-all-mem-tables")
@@ -445,7 +447,12 @@ def _engine_options(options: RocksDbOptions) -> Options:
     engine.set_max_write_buffer_number(2)
     engine.set_compaction_style(getattr(DBCompactionStyle, options.compaction_style)())
     engine.set_compression_type(getattr(DBCompressionType, options.compression)())
-    engine.set_max_background_jobs(2)
+    # Two merges at once: while one rewrites the whole store, which takes 4 s for 1 GB, the other keeps the
+    # number of files that commits make small. With one, a commit waited for the end of the long one, as
+    # RocksDB flushes no buffer from 20 sorted runs on, its default.
+    engine.set_max_background_jobs(3)
+    engine.set_level_zero_slowdown_writes_trigger(_RUNS_BEFORE_A_WAIT)
+    engine.set_level_zero_stop_writes_trigger(2 * _RUNS_BEFORE_A_WAIT)
     engine.set_max_open_files(256)
     # With its default of 16, each open starts so many threads, also for a store of two files: a fifth of
     # the processor time that it takes.
