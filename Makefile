@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV := .venv/bin
 # Found by the set-up; read again for each recipe, since the set-up may just have written it.
 export JAVA_HOME = $(shell cat .venv/java_home 2>/dev/null)
+# Tests start hundreds of processes: each would compile the package anew where this is set.
+export PYTHONDONTWRITEBYTECODE =
 CHECKED := statekeep tests chaos examples benchmarks scripts
 
 help:  ## Show this list

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -49,20 +50,34 @@ class BackendRegistry:
     dotted path of a factory. Nothing is imported before it is asked for.
     """
 
-    def __init__(self, config: BackendConfig, *, found: Iterable[EntryPoint] | None = None) -> None:
+    def __init__(
+        self,
+        config: BackendConfig,
+        *,
+        found: Iterable[EntryPoint] | None = None,
+        is_checked: bool = False,
+    ) -> None:
         """Take the configuration.
 
         Args:
             config: Names, factories and settings of the job's backends.
             found: The entry points of `ENTRY_POINT_GROUP`; None: those of the installed packages.
+            is_checked: The driver has looked for claims of our own names: those of this host are
+                read only for other names, as that goes through every archive on the path of an
+                executor.
 
         Raises:
             ConfigError: Two packages claim one short name.
         """
         self._config = config
-        installed = entry_points(group=ENTRY_POINT_GROUP) if found is None else found
-        self._paths = _merge(installed)
+        self._found = found
         self._factories: dict[str, StateBackendFactory] = {}
+        if not is_checked:
+            _ = self._paths
+
+    @cached_property
+    def _paths(self) -> Mapping[str, str]:
+        return _merge(entry_points(group=ENTRY_POINT_GROUP) if self._found is None else self._found)
 
     def factory(self, name: str) -> StateBackendFactory:
         """Return the factory of a backend; the same instance each time.
@@ -85,8 +100,9 @@ class BackendRegistry:
         """Return the class behind a backend's name; errors as of `factory`."""
         written = self._config.backend_factory(name)
         key = f"backends.{name}.factory"
-        if written in self._paths:
-            loaded = self._load(self._paths[written], key)
+        path = _OWN_FACTORIES.get(written) or self._paths.get(written)
+        if path is not None:
+            loaded = self._load(path, key)
         elif is_dotted_path(written):
             loaded = load_object(written, key=key)
         else:

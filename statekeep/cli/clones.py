@@ -25,7 +25,7 @@ from statekeep.inspection.clone_ends import (
 )
 from statekeep.inspection.cloning import Clone, Cloning, make_clone, settings_of
 from statekeep.inspection.job import open_log_storage
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
 
 _CREATE = "create"

@@ -18,7 +18,7 @@ from statekeep.config.model import Config
 from statekeep.errors import ConfigError
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.recommit import Recommit, recommit, require_commit_with_state
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
 
 

@@ -35,7 +35,7 @@ from statekeep.inspection.job_copy import Making, OldLog, OldTask, copy_logs, re
 from statekeep.inspection.locations import check_locations, copy_location
 from statekeep.inspection.recommit import require_all_committed, require_commit_with_state
 from statekeep.inspection.splitting import splitter_for
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
 
 NewName: TypeAlias = Annotated[

@@ -35,7 +35,7 @@ from statekeep.cli.output import (
 from statekeep.clock import SystemClock
 from statekeep.inspection.job import InspectedJob
 from statekeep.inspection.task_restore import Progress
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 
 
 @shared_options

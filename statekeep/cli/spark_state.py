@@ -28,7 +28,7 @@ from statekeep.inspection.job_copy import Making
 from statekeep.inspection.spark_export import export_spark_state
 from statekeep.inspection.spark_import import Imported, import_spark_state
 from statekeep.inspection.spark_state import DEFAULT_STORE, SparkState
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
 
 app = typer.Typer(

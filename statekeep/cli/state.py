@@ -22,7 +22,7 @@ from statekeep.cli.output import print_line, print_table
 from statekeep.clock import SystemClock
 from statekeep.errors import ConfigError, StateBackupError
 from statekeep.inspection.commit_choice import CommitChoice, parse_time
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 
 app = typer.Typer(name="state", help="The committed state of a job, as rows.", no_args_is_help=True)
 

@@ -25,7 +25,7 @@ from statekeep.cli.state import Operator
 from statekeep.clock import SystemClock
 from statekeep.config.model import Config
 from statekeep.inspection.state_change import Changed, Changing, undo_change
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.stores.temporary_directory import temporary_directory
 
 Variable = Annotated[str, typer.Argument(help="The state variable.")]

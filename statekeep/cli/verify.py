@@ -33,7 +33,7 @@ from statekeep.inspection.verification import (
     unheld,
     verify_copy,
 )
-from statekeep.restore.progress import RestoreProgressBar
+from statekeep.restore.progress_bar import RestoreProgressBar
 
 
 @shared_options

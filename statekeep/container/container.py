@@ -35,7 +35,8 @@ from statekeep.events import (
 from statekeep.inspection.continuous_proof import ContinuousProof, ProvenCommit, with_log_backend
 from statekeep.metrics.listeners import load_listeners
 from statekeep.reporter import ListenerThread
-from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
+from statekeep.restore.progress import RestoreProgress
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.stores.task_directory import sweep_unused
 
 logger = logging.getLogger(__name__)

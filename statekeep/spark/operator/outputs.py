@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 from pyspark.sql.types import (
     ArrayType,
@@ -25,7 +24,6 @@ from typing_extensions import override
 from statekeep.errors import StateSchemaError
 from statekeep.spark.operator.changes import ArrowDigest
 from statekeep.spark.operator.columns import arrow_schema, fitted
-from statekeep.spark.operator.pandas_columns import from_pandas
 
 OUTPUT_ROWS: Final = 8_192
 """Rows of every record batch but the last: fixed, so that a replay cuts at the same places."""
@@ -35,7 +33,12 @@ _STAGED_ROWS: Final = 128
 through all objects of the process. A divisor of `OUTPUT_ROWS`."""
 
 
-def _rows_of(results: Iterable[Any]) -> Iterator[Any]:
+def rows_of(results: Iterable[Any]) -> Iterator[Any]:
+    """Return an iterator over what a call of the processor yields.
+
+    Raises:
+        StateSchemaError: It is nothing to iterate over.
+    """
     try:
         return iter(results)
     except TypeError:
@@ -203,7 +206,7 @@ class RowOutputs(Outputs):
             ) from exc
 
 
-class _BatchedOutputs(Outputs):
+class BatchedOutputs(Outputs):
     """Output that comes as record batches of any size."""
 
     def __init__(self, schema: StructType, write: Callable[[pa.RecordBatch], None]) -> None:
@@ -234,12 +237,12 @@ class _BatchedOutputs(Outputs):
             self._ready.extend(table.slice(at).to_batches())
 
 
-class ArrowOutputs(_BatchedOutputs):
+class ArrowOutputs(BatchedOutputs):
     """Output of a function of record batches: batches or tables, whose columns are taken by name."""
 
     @override
     def add(self, results: Iterable[Any]) -> None:
-        for rows in _rows_of(results):
+        for rows in rows_of(results):
             if not isinstance(rows, pa.RecordBatch | pa.Table):
                 raise StateSchemaError(
                     "output must be an iterable of record batches or tables: "
@@ -270,93 +273,6 @@ class ArrowOutputs(_BatchedOutputs):
             ) from exc
         # A copy: the memory may be that of an array of NumPy, which the function may change.
         return column.take(pa.array(np.arange(len(column))))
-
-
-class FrameOutputs(_BatchedOutputs):
-    """Output of pandas mode: frames, whose columns are taken by name, as Spark does.
-
-    Frames are joined before they are converted where their types are the same; a conversion that
-    would lose anything (but for what a float cannot hold) is refused.
-    """
-
-    def __init__(
-        self,
-        schema: StructType,
-        write: Callable[[pa.RecordBatch], None],
-        time_zone: str,
-        *,
-        is_int_taken_for_decimal: bool = False,
-    ) -> None:
-        super().__init__(schema, write)
-        self._time_zone = time_zone
-        self._is_int_taken_for_decimal = is_int_taken_for_decimal
-        self._held: list[pd.DataFrame] = []
-        self._kind: object = None
-        self._held_rows = 0
-
-    @override
-    def add(self, results: Iterable[Any]) -> None:
-        for frame in _rows_of(results):
-            if not isinstance(frame, pd.DataFrame):
-                raise StateSchemaError(
-                    f"output must be pandas frames: found={type(frame).__name__}"
-                )
-            if frame.empty:
-                continue
-            kind = (tuple(frame.columns), tuple(frame.dtypes))
-            if kind != self._kind or self._held_rows >= OUTPUT_ROWS:
-                self._convert_held()
-                self._kind = kind
-            self._held.append(owned_frame(frame, is_deep=self._holds_mutable))
-            self._held_rows += len(frame)
-
-    @override
-    def finish(self) -> None:
-        self._convert_held()
-        self._emit_ready(least=1)
-
-    def _convert_held(self) -> None:
-        self.is_writing = True
-        if self._held:
-            batch = self._converted(pd.concat(self._held, ignore_index=True))
-            self._held.clear()
-            self._held_rows = 0
-            self._take(batch)
-        self.is_writing = False
-
-    def _converted(self, frame: pd.DataFrame) -> pa.RecordBatch:
-        missing = [name for name in self._schema.names if name not in frame.columns]
-        if missing and any(isinstance(name, str) for name in frame.columns):
-            raise StateSchemaError(
-                f"output frame lacks columns: missing={','.join(missing)} "
-                f"found={','.join(map(str, frame.columns))}"
-            )
-        if missing and len(frame.columns) != len(self._schema.names):
-            raise StateSchemaError(
-                "output frame has another number of columns: "
-                f"expected={len(self._schema.names)} found={len(frame.columns)}"
-            )
-        arrays = [
-            self._column(frame.iloc[:, i if missing else list(frame.columns).index(name)], i)
-            for i, name in enumerate(self._schema.names)
-        ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._arrow_schema)
-
-    def _column(self, series: "pd.Series[Any]", at: int) -> pa.Array:  # pyright: ignore[reportInvalidTypeArguments]  # only the stubs know its argument
-        field = self._schema.fields[at]
-        try:
-            return from_pandas(
-                series,
-                field,
-                self._arrow_schema.field(at).type,
-                self._time_zone,
-                is_int_taken_for_decimal=self._is_int_taken_for_decimal,
-            )
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as exc:
-            raise StateSchemaError(
-                f"output does not fit the declared type: column={field.name} "
-                f"expected={field.dataType.simpleString()} found={series.dtype} ({exc})"
-            ) from exc
 
 
 def _to_arrow(values: list[Any], arrow_type: pa.DataType) -> pa.Array:
@@ -467,14 +383,3 @@ def owned(value: Any) -> Any:  # noqa: ANN401 - whatever a processor yields
 def _owned_items(values: Collection[Any]) -> Iterable[Any]:
     # Most hold nothing that can change: a copy of the outside is enough, and has no loop in Python.
     return values if _IMMUTABLE.issuperset(map(type, values)) else map(owned, values)
-
-
-def owned_frame(frame: pd.DataFrame, *, is_deep: bool) -> pd.DataFrame:
-    """Return a copy of ``frame``; ``is_deep``: of the objects in it too."""
-    copied = frame.copy()
-    if is_deep:
-        for at, kind in enumerate(copied.dtypes):
-            if pd.api.types.is_object_dtype(kind):
-                values = [owned(value) for value in copied.iloc[:, at]]
-                copied.isetitem(at, pd.Series(values, index=copied.index, dtype=object))
-    return copied

@@ -25,8 +25,8 @@ from statekeep.spark.operator.combiner import ROWS_COLUMN, Combiner
 from statekeep.spark.operator.declarations import Declarations
 from statekeep.spark.operator.grouping import Grouping, KeyChunk
 from statekeep.spark.operator.handle import LocalHandle
-from statekeep.spark.operator.inputs import FrameInputs, FrameLimits, Inputs, RowInputs
-from statekeep.spark.operator.outputs import ArrowOutputs, FrameOutputs, Outputs, RowOutputs
+from statekeep.spark.operator.inputs import FrameLimits, Inputs, RowInputs
+from statekeep.spark.operator.outputs import ArrowOutputs, Outputs, RowOutputs
 from statekeep.spark.operator.timers import DueTimers, Timers
 from statekeep.spark.operator.variables import KeyCursor
 from statekeep.spark.variable_stores import VariableStores
@@ -237,6 +237,8 @@ class _Run:
         if self._function is not None:
             self._outputs = ArrowOutputs(spec.output_schema, write_output)
         elif spec.is_pandas:
+            from statekeep.spark.operator.frames import FrameOutputs  # noqa: PLC0415  # loads pandas
+
             self._outputs = FrameOutputs(
                 spec.output_schema,
                 write_output,
@@ -256,6 +258,8 @@ class _Run:
 
     def _inputs_of(self, schema: StructType) -> Inputs:
         if self._spec.is_pandas:
+            from statekeep.spark.operator.frames import FrameInputs  # noqa: PLC0415  # loads pandas
+
             return FrameInputs(
                 self._spec.time_zone, self._spec.frame_limits, is_widened=self._spec.is_widened
             )

@@ -188,7 +188,7 @@ class SidecarWork:
         self.config = load_dict(dict(spec.settings), "sidecar")
         self._optional_timeout_s = self.config.task.commit_optional_timeout_ms / 1000
         self._stores = {name: self.config.store(name) for name in map(StoreName, spec.stores)}
-        registry = BackendRegistry(self.config)
+        registry = BackendRegistry(self.config, is_checked=True)
         self._factories = dict(registry.factories())
         log_backend = BackendName(spec.log_backend)
         self._factories[log_backend] = registry.factory(log_backend)

@@ -1,7 +1,7 @@
 """Backends are found by short name, instance, entry point and dotted path; else a clear error."""
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -102,6 +102,21 @@ def test_an_unknown_name_is_refused_with_the_nearest_and_all_known_ones() -> Non
 def test_two_packages_with_one_short_name_are_refused() -> None:
     with pytest.raises(ConfigError, match="two packages claim one backend name: name=blob"):
         registry(Config(), ("blob", "other:Factory"))
+
+
+def test_entry_points_are_read_for_the_names_of_others_alone_once_the_driver_has_checked_them(
+    plugin: ModuleType,
+) -> None:
+    read: list[str] = []
+
+    def installed() -> Iterator[EntryPoint]:
+        read.append("installed")
+        yield EntryPoint("theirs", "user_plugin:UserFactory", ENTRY_POINT_GROUP)
+
+    found = BackendRegistry(Config(), found=installed(), is_checked=True)
+    assert type(found.factory("memory")) is MemoryBackendFactory
+    assert read == []
+    assert type(found.factory("theirs")) is plugin.UserFactory
 
 
 def test_the_same_entry_point_twice_is_no_conflict() -> None:

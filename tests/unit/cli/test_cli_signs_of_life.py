@@ -16,7 +16,7 @@ from spark_locations_kit import unpack_location
 
 from statekeep.cli import counting_bar, waiting
 from statekeep.cli.app import app
-from statekeep.restore import progress
+from statekeep.restore import progress_bar
 
 LOG = f"--task '{TASK}'"
 LOG_IS_READ = "reading the job log"
@@ -175,7 +175,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch, old: int) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", "250")
     monkeypatch.setattr(waiting, "_SHOWN_AFTER_S", 0)
-    for bar in (counting_bar, progress):
+    for bar in (counting_bar, progress_bar):
         monkeypatch.setattr(bar, "_SHOWN_AFTER_NS", 0)
         monkeypatch.setattr(bar, "_REDRAWN_EVERY_NS", 0)
 

@@ -5,7 +5,8 @@ import io
 from rich.console import Console
 
 from statekeep.checkpoint.checkpoints import TaskName
-from statekeep.restore.progress import RestoreProgress, RestoreProgressBar
+from statekeep.restore.progress import RestoreProgress
+from statekeep.restore.progress_bar import RestoreProgressBar
 from statekeep.testing.clock import FakeClock
 
 
