@@ -132,7 +132,9 @@ class OpenTask:
 
     def publish_changes(self, batch: int) -> ChangeSet:
         """Make of what was written a change set with a name of its own, and be at that version."""
-        return self.work.publish_changes(batch, uuid.uuid4().hex)
+        made = self.work.publish_changes(batch, uuid.uuid4().hex)
+        self.work.begin_read_ahead()
+        return made
 
     def begin_seal(self, version: VersionId) -> None:
         """Let the stores begin to write for the image of a version, if they are at it; waits for nothing.

@@ -12,6 +12,7 @@ Layout of a version's directory, ``<batch>_<uid>``::
 import os
 import stat
 from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -303,19 +304,17 @@ class KnownChecksums:
             if entry.path.endswith(_SUFFIXES)
         }
 
-    def read_ahead(self, directory: Path) -> None:
+    def read_ahead(self, directory: Path, least_bytes: int = 0) -> None:
         """Read the files of an image to be, which the engine may be writing just now.
 
         A file that changes meanwhile is left to `entries`.
 
         Args:
             directory: Laid out as the image will be: a file is known by name, inode, size and time.
+            least_bytes: Smaller files are left to `entries`.
         """
         known, found = self._crcs, dict[_FileId, int]()
-        for name, file in _files_below(directory):
-            if not name.endswith(_SUFFIXES):
-                continue
-            path = Path(file.path)
+        for name, path in _tables_below(directory, least_bytes):
             try:
                 file_id = _file_id(name, path.stat())
                 if file_id not in known:
@@ -326,6 +325,15 @@ class KnownChecksums:
             except FileNotFoundError:  # compacted away
                 continue
         self._ahead = found
+
+    def has_unread(self, directory: Path, least_bytes: int) -> bool:
+        """Return whether `read_ahead` would read a file; a look of less than a millisecond."""
+        for name, path in _tables_below(directory, least_bytes):
+            with suppress(FileNotFoundError):  # compacted away
+                file_id = _file_id(name, path.stat())
+                if file_id not in self._crcs and file_id not in self._ahead:
+                    return True
+        return False
 
     def entries(self, directory: Path) -> tuple[FileEntry, ...]:
         """Return the entry of every file below ``directory``, and know these from now on.
@@ -357,6 +365,15 @@ def _files_below(directory: Path | str, prefix: str = "") -> Iterator[tuple[str,
                 yield from _files_below(entry.path, f"{prefix}{entry.name}/")
             else:
                 yield prefix + entry.name, entry
+
+
+def _tables_below(directory: Path, least_bytes: int) -> Iterator[tuple[str, Path]]:
+    """Yield the files that never change once they are written, as far as they are found."""
+    for name, file in _files_below(directory):
+        if name.endswith(_SUFFIXES):
+            with suppress(FileNotFoundError):
+                if not least_bytes or file.stat().st_size >= least_bytes:
+                    yield name, Path(file.path)
 
 
 def _file_id(name: str, status: os.stat_result) -> _FileId:

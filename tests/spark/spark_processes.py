@@ -29,6 +29,19 @@ def sidecar_processes(local_dir: Path) -> dict[int, str]:
     return found
 
 
+def await_end_of_sidecars(local_dir: Path) -> None:
+    """Wait until no sidecar is left below a local directory, also none that still boots.
+
+    Raises:
+        AssertionError: One is, after a minute; it has what the sidecars said.
+    """
+    if not wait_until(lambda: sidecar_processes(local_dir) == {}):
+        said = [path.read_text()[-3000:] for path in local_dir.rglob("container.log")]
+        held = [str(path) for path in local_dir.rglob("container-*/*")]
+        text = "\n".join([*sidecar_processes(local_dir).values(), *held, *said])
+        raise AssertionError(f"sidecars are left:\n{text}")
+
+
 def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
     """Look every 50 ms until the condition holds; False after the time-out."""
     pause = threading.Event()  # never set: other processes tell us nothing

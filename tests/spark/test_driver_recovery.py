@@ -15,7 +15,7 @@ from conftest import PARTITIONS, Stream, events_of, lose_directory
 from processors import Count
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
-from spark_processes import sidecar_processes, take_over_beside, wait_until
+from spark_processes import await_end_of_sidecars, take_over_beside, wait_until
 
 import statekeep as sk
 from statekeep.checkpoint.records import BatchRecord, decode_record
@@ -167,7 +167,7 @@ def test_a_commit_whose_sidecars_died_with_the_driver_is_not_waited_for(
         finally:
             os.killpg(driver.pid, signal.SIGKILL)
             driver.wait()
-    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+    await_end_of_sidecars(stream.local_dir)
 
     query = stream.run()
 

@@ -12,7 +12,7 @@ import pytest
 from conftest import Stream
 from elastic_driver import GIVES, MOST, TAKES
 from pyspark.sql import SparkSession
-from spark_processes import sidecar_processes, wait_until
+from spark_processes import await_end_of_sidecars
 
 import statekeep as sk
 
@@ -58,4 +58,4 @@ def test_executors_come_and_go_by_dynamic_allocation(tmp_path: Path) -> None:
     executors = said["executors"]
     assert isinstance(executors, dict)
     assert (executors["0"], executors[str(GIVES)], executors[str(TAKES)]) == (MOST, 1, MOST)
-    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+    await_end_of_sidecars(stream.local_dir)

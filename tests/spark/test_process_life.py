@@ -18,7 +18,7 @@ from newcomer_kit import without_daemon
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from sidecar_process_kit import VERSION, submit_versions
-from spark_processes import executors_of, sidecar_processes, wait_until
+from spark_processes import await_end_of_sidecars, executors_of, sidecar_processes, wait_until
 
 import statekeep as sk
 from statekeep.errors import ConfigError, StateBackupError
@@ -323,7 +323,7 @@ def test_executors_may_be_taken_away_and_given(
     assert taken not in hosts[3].values()
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 4
-    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+    await_end_of_sidecars(stream.local_dir)
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
 
     def look(batch: int) -> None:
@@ -369,7 +369,7 @@ def test_the_tasks_of_an_executor_that_is_decommissioned_move_with_their_state(
     assert query.lastCommit.batch == 5
     # The cluster manager was told to keep their number.
     assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
-    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+    await_end_of_sidecars(stream.local_dir)
 
 
 @pytest.mark.long
@@ -506,7 +506,7 @@ def test_a_driver_that_is_told_to_end_commits_first(
     said = without_daemon(log.read_bytes()[begin:].decode())
     assert len(said.splitlines()) < 20, said
     assert "Traceback" not in said
-    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+    await_end_of_sidecars(stream.local_dir)
     stream.settings = {"blob.store.uri": str(stream.root / "backup"), "task.count": 2}
     lose_directory(stream.local_dir)
     stream.add_batches(1)

@@ -24,7 +24,7 @@ from processors import (
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F  # noqa: N812 - pyspark's own convention
 from rich.console import Console
-from spark_processes import executors_of, sidecar_processes, take_over_beside, wait_until
+from spark_processes import await_end_of_sidecars, executors_of, take_over_beside, wait_until
 
 import statekeep as sk
 from chaos.evidence.files import LocalFiles
@@ -433,7 +433,7 @@ def test_a_processor_that_is_not_deterministic_is_caught_in_the_replay(
     with pytest.raises(ReplayDivergedError, match="batch=0"):
         stream.start(Unsteady(), {**settings, **changed})
     # One that still boots is not waited for.
-    assert wait_until(lambda: sidecar_processes(stream.local_dir) == {})
+    await_end_of_sidecars(stream.local_dir)
 
 
 def test_a_second_driver_fences_the_first(stream: Stream) -> None:

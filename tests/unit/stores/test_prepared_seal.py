@@ -1,11 +1,12 @@
 """What is done ahead of a seal shortens it, and changes nothing."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from statekeep.stores import version
+from statekeep.stores import version, work_directory
 from statekeep.stores.local_files import crc32_of
 from statekeep.stores.task_directory import TaskDirectory
 from statekeep.stores.version import KnownChecksums
@@ -92,3 +93,49 @@ def test_a_file_that_is_gone_before_it_is_read_is_left_out(
         patch.setattr(version, "crc32_of", vanishing)
         known.read_ahead(tmp_path)
     assert known.entries(tmp_path) == ()
+
+
+def test_what_was_merged_between_two_batches_is_read_beside_the_next_one_and_not_by_the_image(
+    work: WorkDirectory, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    store.flush()
+    work.begin_read_ahead()
+    assert threads_that_read() == []  # a small store
+    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 4096)
+    work.begin_read_ahead()
+    for thread in threads_that_read():
+        thread.join()
+    assert [name.rpartition(".")[2] for name in read] == ["sst"]
+    work.begin_read_ahead()  # nothing new
+    assert threads_that_read() == []
+    sealed = work.seal(0, "000000000a", None)
+    assert len([name for name in read if name.endswith(".sst")]) == 1
+    sealed.verify()
+
+
+def test_an_image_waits_for_what_is_read_ahead(
+    work: WorkDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    store.flush()
+    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 4096)
+    goes_on, tables_read_by = threading.Event(), list[str]()
+
+    def held(path: Path) -> int:
+        goes_on.wait(30)
+        if path.suffix == ".sst":
+            tables_read_by.append(threading.current_thread().name)
+        return crc32_of(path)
+
+    monkeypatch.setattr(version, "crc32_of", held)
+    work.begin_read_ahead()
+    threading.Timer(0.05, goes_on.set).start()
+    work.seal(0, "000000000a", None)
+    assert tables_read_by == ["statekeep-read-ahead"]
+
+
+def threads_that_read() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "statekeep-read-ahead"]
