@@ -141,8 +141,8 @@ def _run(root: Path, megabytes: int, copies: int) -> dict[str, float]:
         if batch not in {_COPIED, _KILLED} or "killed" in times:
             return
         _wait_until(lambda: bool(queries))
-        job = queries[0]._job  # noqa: SLF001 - what no listener is told at once
-        commits, batches, jobs = job._commits, job._batches, job._jobs  # noqa: SLF001
+        job = queries[0]._job._owned  # noqa: SLF001 - what no listener is told at once
+        commits, batches, jobs = job.commits, job.batches, job.jobs
         _wait_until(lambda: commits.committed_batch == _FILLING - 1)
         if batch == _KILLED:
             versions = batches.versions(_FILLING - 1)

@@ -137,7 +137,7 @@ class StoreSettings:
         for_all=True,
     )
     """How the engine merges its files. *It rewrites less: 7 bytes for each byte that changed,
-    against 23 with `level`. The longest pause of a commit was 25 ms, against 1.9 s.*"""
+    against 23 with `level`. The longest of 100 pauses, one after the other on 1 GB, was 0.3 s, against 0.1 s.*"""
     bloom_bits: int = setting(
         "stores.<store>.rocksdb.bloom.bits", whole_number(0, 32, what="bits"), 10, for_all=True
     )
