@@ -258,11 +258,12 @@ class WorkDirectory:
         is_large = sum(store.size_bytes() for store in self._open.values()) >= _LARGE_BYTES
         if not is_large or (self._reader is not None and self._reader.is_alive()):
             return
-        if self._checksums.has_unread(self.path, _LARGE_BYTES):
-            self._reader = threading.Thread(
-                target=self._read_large_files, name="statekeep-read-ahead", daemon=True
-            )
-            self._reader.start()
+        with suppress(OSError):  # of a disk that is lost: what comes next says so
+            if self._checksums.has_unread(self.path, _LARGE_BYTES):
+                self._reader = threading.Thread(
+                    target=self._read_large_files, name="statekeep-read-ahead", daemon=True
+                )
+                self._reader.start()
 
     def _read_large_files(self) -> None:
         try:

@@ -1,5 +1,6 @@
 """What is done ahead of a seal shortens it, and changes nothing."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,6 +136,17 @@ def test_an_image_waits_for_what_is_read_ahead(
     threading.Timer(0.05, goes_on.set).start()
     work.seal(0, "000000000a", None)
     assert tables_read_by == ["statekeep-read-ahead"]
+
+
+def test_a_lost_disk_is_met_by_what_comes_next_and_not_by_the_look_for_large_files(
+    work: WorkDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 0)
+    shutil.rmtree(work.path)
+    work.begin_read_ahead()
+    assert threads_that_read() == []
 
 
 def threads_that_read() -> list[threading.Thread]:
