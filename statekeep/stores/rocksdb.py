@@ -69,7 +69,7 @@ class RocksDbOptions:
     """What may be tuned per store; applied anew each time a store is opened.
 
     An open store takes at most two write buffers, the cache, and what its iterators pin: 40 MiB
-    with the defaults. Two buffers, so that writing goes on while one is flushed.
+    with the defaults, and more while merges are far behind. Two buffers, so that writing goes on while one is flushed.
     """
 
     write_buffer_bytes: int = 16 * _MIB
@@ -447,9 +447,9 @@ def _engine_options(options: RocksDbOptions) -> Options:
     engine.set_max_write_buffer_number(2)
     engine.set_compaction_style(getattr(DBCompactionStyle, options.compaction_style)())
     engine.set_compression_type(getattr(DBCompressionType, options.compression)())
-    # Two merges at once: while one rewrites the whole store, which takes 4 s for 1 GB, the other keeps the
-    # number of files that commits make small. With one, a commit waited for the end of the long one, as
-    # RocksDB flushes no buffer from 20 sorted runs on, its default.
+    # Two merges at once, of all stores of the process: while one rewrites a whole store, which takes 4 s for
+    # 1 GB, the other keeps the number of files that commits make small. With one, a commit waited for the
+    # end of the long one, as RocksDB flushes no buffer from 20 sorted runs on, its default.
     engine.set_max_background_jobs(3)
     engine.set_level_zero_slowdown_writes_trigger(_RUNS_BEFORE_A_WAIT)
     engine.set_level_zero_stop_writes_trigger(2 * _RUNS_BEFORE_A_WAIT)

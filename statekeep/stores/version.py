@@ -284,8 +284,8 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 class KnownChecksums:
     """Gives the manifest entries of an image without reading again what the last one shares.
 
-    A store of a gigabyte is not read for every version. Used by one thread; only `read_ahead` may
-    run beside another method.
+    A store of a gigabyte is not read for every version. Used by one thread; only `read_ahead`, once
+    at a time, may run beside another method.
     """
 
     def __init__(self) -> None:
@@ -314,20 +314,20 @@ class KnownChecksums:
             least_bytes: Smaller files are left to `entries`.
         """
         known, found = self._crcs, dict[_FileId, int]()
-        for name, path in _tables_below(directory, least_bytes):
-            try:
-                file_id = _file_id(name, path.stat())
-                if file_id not in known:
-                    crc = self._ahead.get(file_id)
-                    crc = crc32_of(path) if crc is None else crc
-                    if _file_id(name, path.stat()) == file_id:
-                        found[file_id] = crc
-            except FileNotFoundError:  # compacted away
-                continue
-        self._ahead = found
+        try:
+            for name, path in _tables_below(directory, least_bytes):
+                with suppress(FileNotFoundError):  # compacted away
+                    file_id = _file_id(name, path.stat())
+                    if file_id not in known:
+                        crc = self._ahead.get(file_id)
+                        crc = crc32_of(path) if crc is None else crc
+                        if _file_id(name, path.stat()) == file_id:
+                            found[file_id] = crc
+        finally:
+            self._ahead = found  # what was read holds, whatever else cannot be
 
     def has_unread(self, directory: Path, least_bytes: int) -> bool:
-        """Return whether `read_ahead` would read a file; a look of less than a millisecond."""
+        """Return whether `read_ahead` would read a file; 10 us for each file."""
         for name, path in _tables_below(directory, least_bytes):
             with suppress(FileNotFoundError):  # compacted away
                 file_id = _file_id(name, path.stat())

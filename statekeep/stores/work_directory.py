@@ -253,17 +253,19 @@ class WorkDirectory:
         """Let a thread read what the engine has merged since the last image; waits for nothing.
 
         Between two batches, on the thread that uses the stores. The next image would read these files
-        otherwise: a second for 3 GB. Small stores are left alone, and so are small files.
+        otherwise: a second for 3 GB of them. Small stores are left alone, and so are small files.
         """
         is_large = sum(store.size_bytes() for store in self._open.values()) >= _LARGE_BYTES
         if not is_large or (self._reader is not None and self._reader.is_alive()):
             return
-        with suppress(OSError):  # of a disk that is lost: what comes next says so
+        # A disk that is lost, or a host without another thread: what comes next says so, if it needs them.
+        with suppress(OSError, RuntimeError):
             if self._checksums.has_unread(self.path, _LARGE_BYTES):
-                self._reader = threading.Thread(
+                reader = threading.Thread(
                     target=self._read_large_files, name="statekeep-read-ahead", daemon=True
                 )
-                self._reader.start()
+                reader.start()
+                self._reader = reader
 
     def _read_large_files(self) -> None:
         try:

@@ -149,5 +149,49 @@ def test_a_lost_disk_is_met_by_what_comes_next_and_not_by_the_look_for_large_fil
     assert threads_that_read() == []
 
 
+def test_a_host_without_another_thread_reads_the_files_for_the_image(
+    work: WorkDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    store.flush()
+    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 4096)
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        work.begin_read_ahead()
+    work.seal(0, "000000000a", None).verify()
+
+
+def test_what_was_read_ahead_counts_although_another_file_cannot_be_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        (tmp_path / f"00000{number}.sst").write_bytes(b"table")
+    read: list[str] = []
+
+    def first_alone(path: Path) -> int:
+        if read:
+            raise PermissionError
+        return counting(path)
+
+    def counting(path: Path) -> int:
+        read.append(path.name)
+        return crc32_of(path)
+
+    known = KnownChecksums()
+    with monkeypatch.context() as patch:
+        patch.setattr(version, "crc32_of", first_alone)
+        with pytest.raises(PermissionError):
+            known.read_ahead(tmp_path)
+        read.clear()
+        patch.setattr(version, "crc32_of", counting)
+        known.entries(tmp_path)
+    assert len(read) == 1
+
+
 def threads_that_read() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "statekeep-read-ahead"]
