@@ -107,6 +107,7 @@ def _watch_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StatefulJob, "open", opened)
 
 
+@pytest.mark.long
 def test_a_commit_is_completed_whose_driver_was_killed_after_the_last_upload(
     stream: Stream,
 ) -> None:

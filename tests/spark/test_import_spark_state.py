@@ -156,7 +156,11 @@ def beside(query: Moving, name: str) -> Moving:
     [
         pytest.param({}, 20, marks=[pytest.mark.long, pytest.mark.timeout(600)]),
         pytest.param(FORMAT_2, 3, marks=pytest.mark.long),
-        ({f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true"}, 3),
+        pytest.param(
+            {f"{STATE_STORE}.rocksdb.changelogCheckpointing.enabled": "true"},
+            3,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["twenty", "format2", "changelog"],
 )

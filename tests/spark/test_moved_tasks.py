@@ -67,6 +67,7 @@ def run_with_a_new_executor(
     return queries[0], seen
 
 
+@pytest.mark.long
 def test_an_executor_that_joins_gets_tasks_after_the_next_commit(
     stream: Stream, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -79,7 +79,7 @@ def make(spark: SparkSession, tmp_path: Path) -> Iterator[Make]:
 @pytest.mark.parametrize(
     "build",
     [
-        Build(),
+        pytest.param(Build(), marks=pytest.mark.long),
         Build(("None", "EventTime")),
         Build(("EventTime", "None"), column="", output_mode="Update"),
         Build(("None", "None"), column="", watermark=None),
@@ -98,6 +98,7 @@ def test_rows_of_each_batch_are_as_on_spark(make: Make, build: Build) -> None:
         assert {what[:2] for rows in ours.batches.values() for *_, what in rows} >= {"at"}
 
 
+@pytest.mark.long
 def test_no_watermark_reaches_an_operator_behind_one_in_processing_time(make: Make) -> None:
     """So its timers never fire and nothing is late in it, as on Spark."""
     build = Build(("ProcessingTime", "EventTime"))

@@ -82,6 +82,7 @@ def tasks_with_blobs(stream: Stream) -> set[str]:
     }
 
 
+@pytest.mark.long
 def test_all_state_is_as_before_in_each_number_of_tasks(
     stream: Stream, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -131,6 +132,7 @@ class Chained:
         )
 
 
+@pytest.mark.long
 def test_operators_and_their_timers_go_on_as_if_nothing_had_changed(
     stream: Stream, tmp_path: Path
 ) -> None:
