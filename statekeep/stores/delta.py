@@ -281,6 +281,8 @@ class DeltaWriter:
         self._parts.append(b"".join(chain.from_iterable(records)))  # type: ignore[arg-type]  # no value is None here
         self._part_bytes += size
         self._puts += len(keys)
+        if self._part_bytes >= _BLOCK_BYTES:
+            self._write_block()
 
     def _append_each(self, entries: Iterable[Change]) -> None:
         """Append records of any kind, one at a time."""

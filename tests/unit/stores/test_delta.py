@@ -6,7 +6,7 @@ from typing import BinaryIO
 from unittest.mock import patch
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from typing_extensions import override
 
@@ -206,6 +206,11 @@ def test_the_writer_holds_no_more_than_a_block() -> None:
     ),
     block_bytes=st.integers(1, 400),
     chunk=st.integers(1, 20),
+)
+@example(  # a record that fills a block, written with others of its kind, and one beside a deletion
+    changes={b"": None, b"1": None, b"22": None, b"4444": b"v" * 11, b"3": b"v" * 15},
+    block_bytes=23,
+    chunk=1,
 )
 def test_blocks_keep_their_bound_and_every_record_whatever_the_sizes(
     changes: dict[bytes, bytes | None], block_bytes: int, chunk: int
