@@ -449,7 +449,7 @@ def _engine_options(options: RocksDbOptions) -> Options:
     engine.set_compression_type(getattr(DBCompressionType, options.compression)())
     # Two merges at once, of all stores of the process: while one rewrites a whole store, which takes 4 s for
     # 1 GB, the other keeps the number of files that commits make small. With one, a commit waited for the
-    # end of the long one, as RocksDB flushes no buffer from 20 sorted runs on, its default.
+    # end of the long one, as RocksDB flushes no buffer from 20 sorted runs on, its default (decision 0074).
     engine.set_max_background_jobs(3)
     engine.set_level_zero_slowdown_writes_trigger(_RUNS_BEFORE_A_WAIT)
     engine.set_level_zero_stop_writes_trigger(2 * _RUNS_BEFORE_A_WAIT)
