@@ -69,7 +69,8 @@ class RocksDbOptions:
     """What may be tuned per store; applied anew each time a store is opened.
 
     An open store takes at most two write buffers, the cache, and what its iterators pin: 40 MiB
-    with the defaults, and more while merges are far behind. Two buffers, so that writing goes on while one is flushed.
+    with the defaults, and more while merges are far behind. Two buffers, so that writing goes on
+    while one is flushed.
     """
 
     write_buffer_bytes: int = 16 * _MIB

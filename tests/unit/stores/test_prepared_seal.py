@@ -119,10 +119,7 @@ def test_what_was_merged_between_two_batches_is_read_beside_the_next_one_and_not
 def test_an_image_waits_for_what_is_read_ahead(
     work: WorkDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = work.open_store(STORE, "rocksdb")
-    store.write(MANY)
-    store.flush()
-    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 4096)
+    write_a_large_file(work, monkeypatch)
     goes_on, tables_read_by = threading.Event(), list[str]()
 
     def held(path: Path) -> int:
@@ -152,10 +149,7 @@ def test_a_lost_disk_is_met_by_what_comes_next_and_not_by_the_look_for_large_fil
 def test_a_host_without_another_thread_reads_the_files_for_the_image(
     work: WorkDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = work.open_store(STORE, "rocksdb")
-    store.write(MANY)
-    store.flush()
-    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 4096)
+    write_a_large_file(work, monkeypatch)
 
     def refuse(_thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -191,6 +185,14 @@ def test_what_was_read_ahead_counts_although_another_file_cannot_be_read(
         patch.setattr(version, "crc32_of", counting)
         known.entries(tmp_path)
     assert len(read) == 1
+
+
+def write_a_large_file(work: WorkDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave a file in the store, and have it taken for a large one."""
+    store = work.open_store(STORE, "rocksdb")
+    store.write(MANY)
+    store.flush()
+    monkeypatch.setattr(work_directory, "_LARGE_BYTES", 4096)
 
 
 def threads_that_read() -> list[threading.Thread]:
