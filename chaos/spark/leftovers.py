@@ -30,7 +30,7 @@ def _left_by(sidecar: Path, *, is_newest: bool) -> Iterator[Path]:
     """Tell what may not stay; a submission that failed may, until another application begins."""
     for path in sidecar.iterdir():
         is_kept = is_newest and path.name == "outbox" and any(path.iterdir())
-        if not (is_kept or path.name.startswith("container.log")):
+        if not (is_kept or path.name.startswith(("container.log", "ended-"))):
             yield path
     socket = socket_of(sidecar)
     if socket.exists():

@@ -14,8 +14,8 @@ def places(tmp_path: Path) -> Places:
     """What a job leaves that has ended well."""
     for name in ("main/Partition_0/4_ab/state", "container-app-1-0"):
         (tmp_path / "local" / "tally-1" / name).mkdir(parents=True)
-    for log in ("container.log", "container.log.1"):
-        (sidecar_of(Places(tmp_path)) / log).touch()
+    for name in ("container.log", "container.log.1", "ended-1"):
+        (sidecar_of(Places(tmp_path)) / name).touch()
     (tmp_path / "checkpoint").mkdir()
     return Places(tmp_path)
 

@@ -60,7 +60,8 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     sidecars = [SidecarPaths(path) for path in stream.local_dir.glob("*/container-*")]
     assert sidecars
     for paths in sidecars:
-        assert [path.name for path in paths.directory.iterdir()] == ["container.log"]
+        left = {path.name for path in paths.directory.iterdir()}
+        assert left == {"container.log", "ended-1"}
         assert not paths.socket.exists()
     assert list(stream.local_dir.rglob("work-*")) == []
     assert {path.name for path in stream.root.iterdir()} == {

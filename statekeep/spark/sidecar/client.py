@@ -15,7 +15,13 @@ from typing import BinaryIO, Final
 import msgspec
 
 from statekeep.errors import RetriableError, StateBackupError
-from statekeep.spark.sidecar.launch import SidecarLock, dismiss, take_lock
+from statekeep.spark.sidecar.launch import (
+    SidecarLock,
+    dismiss,
+    has_ended,
+    note_end,
+    take_lock,
+)
 from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec
 from statekeep.spark.sidecar.protocol import (
     MAX_GREETING_BYTES,
@@ -133,7 +139,8 @@ def _ask_those_that_leave(
 def ask_to_stop(paths: SidecarPaths, epoch: int) -> None:
     """Ask the sidecar of a directory to end, if there is one, and wait until it has gone.
 
-    One that still boots has nothing to do: it is not waited for.
+    One that still boots has nothing to do: it is not waited for. None is started there any more
+    for this driver.
 
     Args:
         paths: Where it lives.
@@ -143,6 +150,10 @@ def ask_to_stop(paths: SidecarPaths, epoch: int) -> None:
         SidecarError: It serves a newer driver by now.
         RetriableError: It fell silent, or has not gone after ten seconds: it ends by itself.
     """
+    try:
+        note_end(paths, epoch)  # first: who starts one meanwhile sees this, or is seen here
+    except (StateBackupError, OSError) as exc:  # the disk is full: one that is running can end
+        logger.warning("a task that comes late may start a sidecar: error=%s", exc)
     connection = _try_connect(paths.socket)
     if connection is None and has_living_owner(paths.lock):
         # It boots, and looks whether it is wanted once it has its socket: it does not see this, or
@@ -169,7 +180,7 @@ def _ask_once(
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
-    return _exchange(_connect(paths, spec), paths, request, on_progress)
+    return _exchange(_connect(paths, spec, request.epoch), paths, request, on_progress)
 
 
 def _exchange(
@@ -222,22 +233,28 @@ def _log_of(paths: SidecarPaths) -> str:
     return f"host={socket.gethostname()} log={paths.log}"
 
 
-def start_ahead(paths: SidecarPaths, spec: SidecarSpec) -> None:
+def start_ahead(paths: SidecarPaths, spec: SidecarSpec, epoch: int) -> None:
     """Start the sidecar if there is none, and do not wait until it serves.
 
     So that the first request finds it ready. Whatever keeps it from starting is the error of that
     request, which tries again.
+
+    Args:
+        paths: Where it is to live.
+        spec: What it is started with.
+        epoch: Of the driver whose task starts it.
     """
     try:
-        _launch(paths, spec)
+        _launch(paths, spec, epoch)
     except (StateBackupError, OSError) as exc:
         logger.warning("the sidecar is not started ahead: error=%s", exc)
 
 
-def _connect(paths: SidecarPaths, spec: SidecarSpec) -> socket.socket:
+def _connect(paths: SidecarPaths, spec: SidecarSpec, epoch: int) -> socket.socket:
     connection = _try_connect(paths.socket)
     if connection is not None:
         return connection
+    _refuse_ended(paths, epoch)  # also here, before anything is made
     paths.prepare()
     waited, launched, status = 0.0, 0, 0
     with open(paths.start_lock, "w", opener=private_opener) as lock:
@@ -248,7 +265,7 @@ def _connect(paths: SidecarPaths, spec: SidecarSpec) -> socket.socket:
             if connection is not None:
                 return connection
             if launched < _TRIES:
-                launcher = _launch(paths, spec)  # none while a sidecar boots, or leaves
+                launcher = _launch(paths, spec, epoch)  # none while a sidecar boots, or leaves
                 if launcher is not None:
                     launched, status = launched + 1, launcher.returncode
             elif not has_living_owner(paths.lock):
@@ -292,16 +309,22 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
     raise RetriableError(msg)
 
 
-def _launch(paths: SidecarPaths, spec: SidecarSpec) -> subprocess.CompletedProcess[bytes] | None:
+def _launch(
+    paths: SidecarPaths, spec: SidecarSpec, epoch: int
+) -> subprocess.CompletedProcess[bytes] | None:
     """Start a sidecar, which inherits the lock; None if another one holds the lock.
 
     Where it is used beside another starter, the lock decides.
+
+    Raises:
+        SidecarError: The driver of this task has ended, and Spark has not yet stopped the task.
     """
     paths.prepare()
     lock = take_lock(paths)
     if lock is None:
         return None
     try:
+        _refuse_ended(paths, epoch)
         paths.prepare()  # again, now that no sidecar that leaves may remove anything
         launcher = _spawn(paths, spec, lock)
     except BaseException:
@@ -309,6 +332,12 @@ def _launch(paths: SidecarPaths, spec: SidecarSpec) -> subprocess.CompletedProce
         raise
     lock.pass_on()
     return launcher
+
+
+def _refuse_ended(paths: SidecarPaths, epoch: int) -> None:
+    if has_ended(paths, epoch):
+        msg = f"the driver of this task has ended: epoch={epoch} directory={paths.directory}"
+        raise SidecarError(StateBackupError.__name__, msg)
 
 
 def python_path(spec: SidecarSpec) -> str:

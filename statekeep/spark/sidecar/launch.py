@@ -12,11 +12,14 @@ from statekeep.spark.sidecar.outbox import Outbox
 from statekeep.spark.sidecar.paths import SidecarPaths
 from statekeep.stores.local_files import private_opener, remove_tree
 from statekeep.stores.locks import has_living_owner
+from statekeep.stores.private_directories import make_private
 
 logger = logging.getLogger(__name__)
 
 _LOG_KEPT_NS: Final = 7 * 24 * 3600 * 1_000_000_000
 """The log of a sidecar that died stays for a week."""
+_ENDED: Final = "ended-"
+"""Begins the name of an empty file; the epoch of a driver session that has ended follows."""
 
 
 class SidecarLock:
@@ -60,6 +63,30 @@ def dismiss(paths: SidecarPaths) -> None:
     """Tell a booting sidecar, which has no socket yet, that it is not needed."""
     with suppress(FileNotFoundError):  # it has left
         os.truncate(paths.lock, 1)
+
+
+def note_end(paths: SidecarPaths, epoch: int) -> None:
+    """Have no task of this driver session, or of one before, start a sidecar here any more.
+
+    The stage of a query that failed ends before all of its tasks do: one whose worker still boots
+    would start a sidecar after the stop, which then had nobody to end it.
+    """
+    job, name = paths.directory.parent, paths.directory.name
+    make_private(job.parent, job.name, name)
+    os.close(private_opener(str(paths.directory / f"{_ENDED}{epoch}"), os.O_WRONLY | os.O_CREAT))
+    for ended in _ended_epochs(paths):
+        if ended < epoch:
+            (paths.directory / f"{_ENDED}{ended}").unlink(missing_ok=True)
+
+
+def has_ended(paths: SidecarPaths, epoch: int) -> bool:
+    """Return whether this driver session, or one after it, has ended here."""
+    return any(ended >= epoch for ended in _ended_epochs(paths))
+
+
+def _ended_epochs(paths: SidecarPaths) -> list[int]:
+    names = (path.name for path in paths.directory.glob(f"{_ENDED}*"))
+    return [int(name.removeprefix(_ENDED)) for name in names]
 
 
 @contextmanager
@@ -152,13 +179,8 @@ def _sweep(paths: SidecarPaths, now_ns: int) -> bool:
             return False
         remove_tree(paths.outbox)
         lock.leave()
-    if _is_log_old(paths, now_ns):
+    # Without a log no sidecar was ever started there, and it is from the end of a session.
+    newest = paths.log if paths.log.exists() else paths.directory
+    if now_ns - newest.stat().st_mtime_ns > _LOG_KEPT_NS:
         remove_tree(paths.directory)
     return is_left
-
-
-def _is_log_old(paths: SidecarPaths, now_ns: int) -> bool:
-    try:
-        return now_ns - paths.log.stat().st_mtime_ns > _LOG_KEPT_NS
-    except FileNotFoundError:
-        return False

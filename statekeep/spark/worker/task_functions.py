@@ -126,7 +126,7 @@ def beside_sidecar(
         return
     _started_ahead[spec.local_name] = epoch
     starting = threading.Thread(
-        target=start_ahead, args=_sidecar(spec), name="statekeep-start", daemon=True
+        target=start_ahead, args=(*_sidecar(spec), epoch), name="statekeep-start", daemon=True
     )
     starting.start()
     yield from work

@@ -315,7 +315,7 @@ tempfile.tempdir = sys.argv[1]
 paths = SidecarPaths(Path(sys.argv[1]) / "local" / "job" / "sidecar")
 client.ask_to_stop(paths, 1)
 try:
-    client._connect(paths, None)
+    client._connect(paths, None, 2)
 except ConfigError as exc:
     print(exc)
 """,

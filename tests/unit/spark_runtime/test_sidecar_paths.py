@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 from sidecar_process_kit import spec_in, submit_versions
 
+from statekeep.spark.sidecar import client
 from statekeep.spark.sidecar.client import SidecarError, ask, ask_to_stop, start_ahead
 from statekeep.spark.sidecar.launch import has_living_holder, sweep_dead_sidecars, take_lock
 from statekeep.spark.sidecar.outbox import Outbox
@@ -131,6 +132,20 @@ def test_old_logs_of_dead_sidecars_go_with_their_directories(tmp_path: Path) -> 
     assert not other.directory.exists()
 
 
+def test_what_the_end_of_a_session_left_where_no_sidecar_ever_was_goes_when_it_is_old(
+    tmp_path: Path,
+) -> None:
+    own, other = (
+        SidecarPaths(tmp_path / "job" / name) for name in ("container-new-1", "container-old-1")
+    )
+    ask_to_stop(other, epoch=1)
+    os.utime(other.directory, ns=(NOW_NS, NOW_NS))
+    sweep_dead_sidecars(own, "new", NOW_NS + 6 * 24 * 3600 * 10**9)
+    assert other.directory.exists()
+    sweep_dead_sidecars(own, "new", NOW_NS + 8 * 24 * 3600 * 10**9)
+    assert not other.directory.exists()
+
+
 def test_a_lock_on_a_file_that_its_holder_has_removed_meanwhile_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +186,7 @@ def test_a_real_sidecar_starts_answers_and_leaves_nothing_behind(
         assert _processes_of(paths)
     finally:
         ask_to_stop(paths, epoch=1)
-    assert leftovers(paths) == {"container.log"}
+    assert leftovers(paths) == {"container.log", "ended-1"}
     assert not paths.socket.exists()
     assert _has_gone(paths)
 
@@ -180,10 +195,10 @@ def test_a_real_sidecar_starts_answers_and_leaves_nothing_behind(
 @pytest.mark.timeout(60)
 def test_a_sidecar_that_was_started_ahead_serves_the_first_request(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    start_ahead(paths, spec)
+    start_ahead(paths, spec, epoch=1)
     started = _processes_of(paths)
     assert len(started) == 1
-    start_ahead(paths, spec)
+    start_ahead(paths, spec, epoch=1)
     with pytest.raises(SidecarError, match="no retained commit"):
         ask(paths, spec, Restore(epoch=1, partition=0, candidates=[]))
     assert _processes_of(paths) == started
@@ -195,23 +210,69 @@ def test_a_sidecar_that_was_started_ahead_serves_the_first_request(tmp_path: Pat
 @pytest.mark.timeout(60)
 def test_a_sidecar_that_boots_when_the_stop_comes_goes_by_itself(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    start_ahead(paths, spec)
+    start_ahead(paths, spec, epoch=1)
     assert _processes_of(paths)
     ask_to_stop(paths, epoch=1)
     assert _has_gone(paths)
-    assert leftovers(paths) == {"container.log"}
+    assert leftovers(paths) == {"container.log", "ended-1"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_task_that_comes_after_a_stop_finds_a_sidecar_all_the_same(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    start_ahead(paths, spec)
+    start_ahead(paths, spec, epoch=1)
     ask_to_stop(paths, epoch=1)
     with pytest.raises(SidecarError, match="no retained commit"):
         ask(paths, spec, Restore(epoch=2, partition=0, candidates=[]))
     ask_to_stop(paths, epoch=2)
     assert _has_gone(paths)
+    assert leftovers(paths) == {"container.log", "ended-2"}
+
+
+def test_a_task_that_outlives_its_driver_starts_no_sidecar(tmp_path: Path) -> None:
+    """Its worker still booted when the stage failed, and nobody would end that sidecar."""
+    paths, spec = SidecarPaths(tmp_path / "job" / "container-app-1"), spec_in(tmp_path)
+    ask_to_stop(paths, epoch=2)
+    for epoch in (1, 2):
+        start_ahead(paths, spec, epoch)
+        with pytest.raises(SidecarError, match=f"driver of this task has ended: epoch={epoch}"):
+            ask(paths, spec, Restore(epoch=epoch, partition=0, candidates=[]))
+    assert not _processes_of(paths)
+    assert leftovers(paths) == {"ended-2"}
+
+
+def test_taking_the_lock_does_not_wipe_a_stop_that_has_just_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
+    wipe = os.truncate
+
+    def truncate(file: int | Path, length: int) -> None:
+        if not isinstance(file, Path):  # not the stop's own
+            ask_to_stop(paths, epoch=1)
+        wipe(file, length)
+
+    monkeypatch.setattr(os, "truncate", truncate)
+    start_ahead(paths, spec, epoch=1)
+    assert not _processes_of(paths)
+    assert not paths.lock.exists()
+
+
+def test_a_stop_where_nothing_can_be_written_still_reaches_the_sidecar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = paths_of(tmp_path, "container-app-1")
+    booting = take_lock(paths)
+    assert booting is not None
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(client, "note_end", full)
+    ask_to_stop(paths, epoch=1)
+    assert not booting.is_wanted
+    booting.leave()
 
 
 def _has_gone(paths: SidecarPaths) -> bool:
