@@ -200,6 +200,7 @@ class AgeingJob(Ageing):
             app_id="app",
             operator=cast("OperatorSpec", None),
             processor=b"",
+            session="a1",
             python_path=(),
         )
         self._factories = {

@@ -117,6 +117,7 @@ class CountedJob:
             app_id="app",
             operator=cast("OperatorSpec", None),
             processor=b"",
+            session="a1",
             python_path=(),
             stores=tuple(stores),
             lasting_stores=tuple(stores),
@@ -139,6 +140,7 @@ class CountedJob:
                 executor_id="1",
                 jvm_pid=1,
                 python_path=[],
+                session="a1",
             ),
             SystemClock(),  # its uploads take real time
         )

@@ -60,8 +60,8 @@ def test_nothing_is_left_behind_after_a_stop(stream: Stream) -> None:
     sidecars = [SidecarPaths(path) for path in stream.local_dir.glob("*/container-*")]
     assert sidecars
     for paths in sidecars:
-        left = {path.name for path in paths.directory.iterdir()}
-        assert left == {"container.log", "ended-1"}
+        left = {path.name.partition("-")[0] for path in paths.directory.iterdir()}
+        assert left == {"container.log", "ended"}
         assert not paths.socket.exists()
     assert list(stream.local_dir.rglob("work-*")) == []
     assert {path.name for path in stream.root.iterdir()} == {
@@ -230,6 +230,7 @@ def test_a_stop_ends_the_wait_of_a_batch_for_a_commit(
     reasons = [details["reason"] for details in events_of(query, "void")]
     assert "the query was told to stop" in reasons
     assert [batch for batch, _ in stream.delivered] == [0, 1]
+    await_end_of_sidecars(stream.local_dir)  # jobs of batches are given up by then, this one is not
 
 
 def test_shadow_locations_of_earlier_drivers_are_swept_at_the_next_start(stream: Stream) -> None:

@@ -382,6 +382,7 @@ class Driver:
             app_id="app",
             operator=cast("OperatorSpec", None),
             processor=b"",
+            session="a1",
             python_path=(),
         )
         clean_up = job_clean_up(

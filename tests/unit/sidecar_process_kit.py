@@ -50,6 +50,7 @@ def spec_in(root: Path, **settings: str) -> SidecarSpec:
         executor_id="1",
         jvm_pid=NO_JVM,
         python_path=[str(Path(statekeep.__file__).parents[1])],
+        session="a1",
     )
 
 

@@ -747,6 +747,7 @@ def spark_decoders(outbox: Path) -> Sequence[Decoder]:
         jvm_pid=NO_JVM,
         local_name="job",
         python_path=[],
+        session="a1",
     )
     schema = parse_schema(
         "a int, b string, c array<date>, d map<string, decimal(10,2)>, e timestamp"

@@ -411,7 +411,7 @@ class StatefulJob:
         stopping = self._thread.submit(self._thread.executor.run(end_session))
         wait([stopping], timeout=timeout_s)
         while not stopping.done():
-            self._owned.jobs.placement.give_up()
+            self._owned.jobs.rebalancer.give_up_end()
             wait([stopping], timeout=_POLL_S)  # its job may begin only now
         try:
             stopping.result()

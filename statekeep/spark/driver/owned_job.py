@@ -18,6 +18,7 @@ from statekeep.backends.seals import outdated_markers
 from statekeep.checkpoint.checkpoints import StoreName
 from statekeep.checkpoint.error_summary import report_end
 from statekeep.checkpoint.event_log import EventRecorder
+from statekeep.checkpoint.log_session import random_nonce
 from statekeep.checkpoint.log_view import LogView, begin_ns_of
 from statekeep.checkpoint.records import JobIdentity, QueryState
 from statekeep.clock import Clock
@@ -126,6 +127,7 @@ class OwnedJob:
             watermark_ms: Returns the watermark of the next batch.
         """
         self._definition = definition
+        self._session = random_nonce()
         self._spark = definition.spark
         self._stages = definition.stages
         self._config = definition.config
@@ -354,6 +356,7 @@ class OwnedJob:
             app_id=self._spark.sparkContext.applicationId,
             operator=replace(operator, variable_stores=variable_stores),
             processor=cloudpickle.dumps(operator.processor),  # type: ignore[no-untyped-call]
+            session=self._session,
             python_path=tuple(sys.path),
             tasks=operator_tasks(number, len(self._stages), partitions),
             stores=stores_of_query(self._config),

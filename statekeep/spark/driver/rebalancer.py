@@ -112,6 +112,8 @@ class Rebalancer:
         """The one that is being prepared."""
         self._has_fetched = False
         """Whether executors were asked to fetch state, which may never have got a task."""
+        self._ending: Placement | None = None
+        """The table as `run_on_all` uses it."""
 
     def note_change(self, *, is_settled: bool) -> None:
         """Take note that executors have come or gone.
@@ -153,15 +155,24 @@ class Rebalancer:
         self.placement.close()
 
     def run_on_all(self, function: SlotFunction) -> None:
-        """Run a function on each executor that may work for the job, at its end; some run it twice."""
+        """Run a function on each executor that may work for the job, at its end; some run it twice.
+
+        Also where the jobs of the batches were given up: see `give_up_end`.
+        """
         self.give_up_move()
-        self.placement.run(function)
+        self._ending = ending = self.placement.apart(f"end-{self.placement.tag}")
+        ending.run(function)
         if self._has_fetched:
-            fresh = self._fresh()
+            fresh = ending.anew(min(ending.tasks, slot_count(self._spark, ending.tasks)))
             try:
                 fresh.run(function)
             finally:
                 fresh.close()
+
+    def give_up_end(self) -> None:
+        """Wait no longer for `run_on_all`; from any thread, again until it has returned."""
+        if self._ending is not None:
+            self._ending.give_up()
 
     def rearrange(self, slots: Sequence[tuple[int, ...]]) -> None:
         """Put tasks into other slots of the table, which stays where it is."""

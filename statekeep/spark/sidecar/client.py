@@ -15,13 +15,7 @@ from typing import BinaryIO, Final
 import msgspec
 
 from statekeep.errors import RetriableError, StateBackupError
-from statekeep.spark.sidecar.launch import (
-    SidecarLock,
-    dismiss,
-    has_ended,
-    note_end,
-    take_lock,
-)
+from statekeep.spark.sidecar.launch import SidecarLock, has_ended, note_end, take_lock
 from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec
 from statekeep.spark.sidecar.protocol import (
     MAX_GREETING_BYTES,
@@ -136,14 +130,15 @@ def _ask_those_that_leave(
     raise RetriableError(msg)
 
 
-def ask_to_stop(paths: SidecarPaths, epoch: int) -> None:
+def ask_to_stop(paths: SidecarPaths, spec: SidecarSpec, epoch: int) -> None:
     """Ask the sidecar of a directory to end, if there is one, and wait until it has gone.
 
-    One that still boots has nothing to do: it is not waited for. None is started there any more
-    for this driver.
+    None is started there for this driver session any more. One that still boots ends once it sees that:
+    it is not waited for.
 
     Args:
         paths: Where it lives.
+        spec: What it is started with.
         epoch: Of the driver that asks.
 
     Raises:
@@ -151,15 +146,11 @@ def ask_to_stop(paths: SidecarPaths, epoch: int) -> None:
         RetriableError: It fell silent, or has not gone after ten seconds: it ends by itself.
     """
     try:
-        note_end(paths, epoch)  # first: who starts one meanwhile sees this, or is seen here
-    except (StateBackupError, OSError) as exc:  # the disk is full: one that is running can end
-        logger.warning("a task that comes late may start a sidecar: error=%s", exc)
+        # First: who starts one looks for this mark under the lock, and the sidecar once it listens.
+        note_end(paths, spec.session)
+    except (StateBackupError, OSError) as exc:
+        logger.warning("a task that outlives its query may start a sidecar: error=%s", exc)
     connection = _try_connect(paths.socket)
-    if connection is None and has_living_owner(paths.lock):
-        # It boots, and looks whether it is wanted once it has its socket: it does not see this, or
-        # that socket is seen here. Or it leaves already, and removes what is written here.
-        dismiss(paths)
-        connection = _try_connect(paths.socket)
     if connection is None:
         return
     answer = _exchange(connection, paths, Stop(epoch=epoch), None)
@@ -180,7 +171,7 @@ def _ask_once(
     request: Request,
     on_progress: Callable[[Progress], None] | None,
 ) -> Done | Refused:
-    return _exchange(_connect(paths, spec, request.epoch), paths, request, on_progress)
+    return _exchange(_connect(paths, spec), paths, request, on_progress)
 
 
 def _exchange(
@@ -233,28 +224,23 @@ def _log_of(paths: SidecarPaths) -> str:
     return f"host={socket.gethostname()} log={paths.log}"
 
 
-def start_ahead(paths: SidecarPaths, spec: SidecarSpec, epoch: int) -> None:
+def start_ahead(paths: SidecarPaths, spec: SidecarSpec) -> None:
     """Start the sidecar if there is none, and do not wait until it serves.
 
     So that the first request finds it ready. Whatever keeps it from starting is the error of that
     request, which tries again.
-
-    Args:
-        paths: Where it is to live.
-        spec: What it is started with.
-        epoch: Of the driver whose task starts it.
     """
     try:
-        _launch(paths, spec, epoch)
+        _launch(paths, spec)
     except (StateBackupError, OSError) as exc:
         logger.warning("the sidecar is not started ahead: error=%s", exc)
 
 
-def _connect(paths: SidecarPaths, spec: SidecarSpec, epoch: int) -> socket.socket:
+def _connect(paths: SidecarPaths, spec: SidecarSpec) -> socket.socket:
+    _refuse_ended(paths, spec)
     connection = _try_connect(paths.socket)
     if connection is not None:
         return connection
-    _refuse_ended(paths, epoch)  # also here, before anything is made
     paths.prepare()
     waited, launched, status = 0.0, 0, 0
     with open(paths.start_lock, "w", opener=private_opener) as lock:
@@ -265,7 +251,7 @@ def _connect(paths: SidecarPaths, spec: SidecarSpec, epoch: int) -> socket.socke
             if connection is not None:
                 return connection
             if launched < _TRIES:
-                launcher = _launch(paths, spec, epoch)  # none while a sidecar boots, or leaves
+                launcher = _launch(paths, spec)  # none while a sidecar boots, or leaves
                 if launcher is not None:
                     launched, status = launched + 1, launcher.returncode
             elif not has_living_owner(paths.lock):
@@ -309,22 +295,20 @@ def _try_connect(path: Path, timeout_s: float = _READ_TIMEOUT_S) -> socket.socke
     raise RetriableError(msg)
 
 
-def _launch(
-    paths: SidecarPaths, spec: SidecarSpec, epoch: int
-) -> subprocess.CompletedProcess[bytes] | None:
+def _launch(paths: SidecarPaths, spec: SidecarSpec) -> subprocess.CompletedProcess[bytes] | None:
     """Start a sidecar, which inherits the lock; None if another one holds the lock.
 
     Where it is used beside another starter, the lock decides.
 
     Raises:
-        SidecarError: The driver of this task has ended, and Spark has not yet stopped the task.
+        SidecarError: The driver session has ended, and Spark has not yet stopped this task of it.
     """
     paths.prepare()
     lock = take_lock(paths)
     if lock is None:
         return None
     try:
-        _refuse_ended(paths, epoch)
+        _refuse_ended(paths, spec)
         paths.prepare()  # again, now that no sidecar that leaves may remove anything
         launcher = _spawn(paths, spec, lock)
     except BaseException:
@@ -334,9 +318,9 @@ def _launch(
     return launcher
 
 
-def _refuse_ended(paths: SidecarPaths, epoch: int) -> None:
-    if has_ended(paths, epoch):
-        msg = f"the driver of this task has ended: epoch={epoch} directory={paths.directory}"
+def _refuse_ended(paths: SidecarPaths, spec: SidecarSpec) -> None:
+    if has_ended(paths, spec.session):
+        msg = f"the query of this task has ended: session={spec.session} sidecar={paths.directory}"
         raise SidecarError(StateBackupError.__name__, msg)
 
 

@@ -19,24 +19,21 @@ logger = logging.getLogger(__name__)
 _LOG_KEPT_NS: Final = 7 * 24 * 3600 * 1_000_000_000
 """The log of a sidecar that died stays for a week."""
 _ENDED: Final = "ended-"
-"""Begins the name of an empty file; the epoch of a driver session that has ended follows."""
+"""Begins the name of an empty file; a driver session that has ended follows."""
+_MARKS_KEPT: Final = 16
+"""A task does not outlive its query by so many more."""
 
 
 class SidecarLock:
     """Held by the sidecar of a directory, until `leave` or its death.
 
     The task that starts a sidecar takes it and passes it on, so that everybody can tell a sidecar
-    that boots from none. The file is empty, unless a stop has come while the sidecar boots.
+    that boots from none.
     """
 
     def __init__(self, paths: SidecarPaths, descriptor: int) -> None:
         self._paths = paths
         self.descriptor = descriptor
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether no stop has come while the sidecar boots."""
-        return os.fstat(self.descriptor).st_size == 0
 
     def pass_on(self) -> None:
         """Leave the lock to the process that has inherited the descriptor."""
@@ -59,34 +56,28 @@ class SidecarLock:
         os.close(self.descriptor)
 
 
-def dismiss(paths: SidecarPaths) -> None:
-    """Tell a booting sidecar, which has no socket yet, that it is not needed."""
-    with suppress(FileNotFoundError):  # it has left
-        os.truncate(paths.lock, 1)
-
-
-def note_end(paths: SidecarPaths, epoch: int) -> None:
-    """Have no task of this driver session, or of one before, start a sidecar here any more.
+def note_end(paths: SidecarPaths, session: str) -> None:
+    """Have no task of a driver session start a sidecar here any more.
 
     The stage of a query that failed ends before all of its tasks do: one whose worker still boots
-    would start a sidecar after the stop, which then had nobody to end it.
+    would start a sidecar after the stop, and nobody would end it.
     """
     job, name = paths.directory.parent, paths.directory.name
     make_private(job.parent, job.name, name)
-    os.close(private_opener(str(paths.directory / f"{_ENDED}{epoch}"), os.O_WRONLY | os.O_CREAT))
-    for ended in _ended_epochs(paths):
-        if ended < epoch:
-            (paths.directory / f"{_ENDED}{ended}").unlink(missing_ok=True)
+    os.close(private_opener(str(_mark(paths, session)), os.O_WRONLY | os.O_CREAT))
+    with suppress(FileNotFoundError):  # another slot removes it
+        marks = sorted(paths.directory.glob(f"{_ENDED}*"), key=os.path.getmtime)
+        for old in marks[:-_MARKS_KEPT]:
+            old.unlink()
 
 
-def has_ended(paths: SidecarPaths, epoch: int) -> bool:
-    """Return whether this driver session, or one after it, has ended here."""
-    return any(ended >= epoch for ended in _ended_epochs(paths))
+def has_ended(paths: SidecarPaths, session: str) -> bool:
+    """Return whether a driver session has ended here; see `note_end`."""
+    return _mark(paths, session).exists()
 
 
-def _ended_epochs(paths: SidecarPaths) -> list[int]:
-    names = (path.name for path in paths.directory.glob(f"{_ENDED}*"))
-    return [int(name.removeprefix(_ENDED)) for name in names]
+def _mark(paths: SidecarPaths, session: str) -> Path:
+    return paths.directory / f"{_ENDED}{session}"
 
 
 @contextmanager
@@ -120,7 +111,6 @@ def take_lock(paths: SidecarPaths) -> SidecarLock | None:
         except FileNotFoundError:
             found = -1
         if os.fstat(descriptor).st_ino == found:
-            os.truncate(descriptor, 0)  # of a sidecar that was killed
             return SidecarLock(paths, descriptor)
         os.close(descriptor)
 

@@ -45,6 +45,8 @@ class SidecarSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     jvm_pid: int
     """`NO_JVM` if there is none whose end would have to be seen."""
     python_path: list[str]
+    session: str
+    """The driver session whose task starts it; unlike the rest, the next one may find it running."""
 
     @override
     def __repr__(self) -> str:
@@ -63,7 +65,7 @@ class SidecarSpec(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
     @property
     def digest(self) -> str:
         """Differs for sidecars that were started with other settings, or speak another protocol."""
-        spec = msgspec.json.encode(self, order="sorted")
+        spec = msgspec.json.encode(msgspec.structs.replace(self, session=""), order="sorted")
         return hashlib.sha256(b"%d" % _PROTOCOL + spec).hexdigest()
 
     @staticmethod

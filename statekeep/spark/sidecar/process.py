@@ -4,11 +4,10 @@ import asyncio
 import logging
 import logging.handlers
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from statekeep.clock import Clock, SystemClock
-from statekeep.spark.sidecar.launch import SidecarLock, sweep_dead_sidecars
+from statekeep.spark.sidecar.launch import SidecarLock, has_ended, sweep_dead_sidecars
 from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec
 from statekeep.spark.sidecar.server import SidecarServer
 from statekeep.spark.sidecar.work import SidecarWork
@@ -38,13 +37,13 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
     )
     status = 1
     try:
-        if lock.is_wanted:
+        spec = SidecarSpec.decode(given)
+        if not has_ended(paths, spec.session):
             paths.socket.unlink(missing_ok=True)
-            spec = SidecarSpec.decode(given)
             clock = SystemClock()
             sweep_dead_sidecars(paths, spec.app_id, clock.time_ns())
             sweep_unused(Path(spec.local_dir), clock.time_ns())
-            asyncio.run(_serve(paths, spec, clock, lambda: lock.is_wanted))
+            asyncio.run(_serve(paths, spec, clock))
         status = 0
     except TimeoutError:
         logger.warning("the sidecar ended while a blocking call was running")
@@ -57,9 +56,7 @@ def run(directory: Path, descriptor: int, given: bytes) -> None:
         os._exit(status)  # the end of a process of our own: there is no caller to return to
 
 
-async def _serve(
-    paths: SidecarPaths, spec: SidecarSpec, clock: Clock, is_wanted: Callable[[], bool]
-) -> None:
+async def _serve(paths: SidecarPaths, spec: SidecarSpec, clock: Clock) -> None:
     work = SidecarWork(spec, clock)
     server = SidecarServer(paths, work, clock, work.config.container)
-    await server.run(spec.jvm_pid, is_wanted)
+    await server.run(spec.jvm_pid, lambda: not has_ended(paths, spec.session))

@@ -14,7 +14,10 @@ from statekeep.config.job_settings import JobSettings
 from statekeep.config.model import Config
 from statekeep.spark.operator.clock import BatchClock
 from statekeep.spark.operator.runner import OperatorSpec
+from statekeep.spark.sidecar.launch import has_ended
+from statekeep.spark.sidecar.paths import SidecarPaths, sidecar_paths
 from statekeep.spark.tasks import STATE_STORE, local_directory, task_name
+from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.stores.task_directory import TaskDirectory
 
 VERSION_NOT_HERE: Final = "the version is not here"
@@ -34,6 +37,8 @@ class JobSpec:
     operator: OperatorSpec
     processor: bytes
     """The user's, pickled as Spark does: each task gets one of its own."""
+    session: str
+    """Drawn by the driver: another one for each start of the query."""
     python_path: tuple[str, ...]
     """``sys.path`` of the driver, for sidecars: a user's own backend must be importable there."""
     stores: tuple[StoreName, ...] = (STATE_STORE,)
@@ -70,6 +75,17 @@ class JobSpec:
     def local_name(self) -> str:
         """Name of the job's directory on a host: two jobs of one name never share it."""
         return f"{self.job.name}-{self.job_uid[:8]}"
+
+    @property
+    def sidecar_paths(self) -> SidecarPaths:
+        """Paths of the sidecar beside this Python worker."""
+        executor = executor_identity().executor_id
+        return sidecar_paths(self.job.local_dir, self.local_name, self.app_id, executor)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the driver session has ended here, and Spark has not yet stopped this task of it."""
+        return has_ended(self.sidecar_paths, self.session)
 
     def directory(self, partition: int) -> TaskDirectory:
         """Return the task's local directory on this host."""

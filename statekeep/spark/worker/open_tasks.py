@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from statekeep.checkpoint.checkpoints import VersionId
+from statekeep.errors import StateBackupError
 from statekeep.spark.worker.job_spec import JobSpec
 from statekeep.stores.open_task import OpenTask
 
@@ -43,10 +44,18 @@ class OpenTasks:
             epoch: The driver session; what older ones left open is closed.
             task: Its number.
             batch: The batch that is run or submitted.
+
+        Raises:
+            StateBackupError: The driver session has ended, and Spark has not yet stopped this task of it:
+                nothing would sweep what it left.
         """
         key = (spec.local_name, epoch, task)
         found = self._open.pop(key, None)
         if found is None:
+            if spec.has_ended:
+                raise StateBackupError(
+                    f"the query of this task has ended: session={spec.session} task={task}"
+                )
             self._close_older_sessions(spec.local_name, epoch)
             settings = {name: spec.config.store(name) for name in spec.stores}
             found = OpenTask(

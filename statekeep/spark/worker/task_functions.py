@@ -31,7 +31,7 @@ from statekeep.spark.operator.registry import REGISTRY_KEY
 from statekeep.spark.placement import ANSWER_COLUMN
 from statekeep.spark.sidecar.client import SidecarError, ask, ask_to_stop, start_ahead
 from statekeep.spark.sidecar.launch import has_living_holder
-from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec, sidecar_paths
+from statekeep.spark.sidecar.paths import SidecarPaths, SidecarSpec
 from statekeep.spark.sidecar.protocol import (
     NOTHING,
     Candidate,
@@ -126,7 +126,7 @@ def beside_sidecar(
         return
     _started_ahead[spec.local_name] = epoch
     starting = threading.Thread(
-        target=start_ahead, args=(*_sidecar(spec), epoch), name="statekeep-start", daemon=True
+        target=start_ahead, args=_sidecar(spec), name="statekeep-start", daemon=True
     )
     starting.start()
     yield from work
@@ -480,9 +480,9 @@ def end_session(
     """
     # First: other slots that are done remove the files of all tasks, and then a close takes a second.
     removing = open_tasks.close_job(spec, epoch)
-    paths, _ = _sidecar(spec)
+    paths, sidecar = _sidecar(spec)
     try:
-        ask_to_stop(paths, epoch)
+        ask_to_stop(paths, sidecar, epoch)
     except (RetriableError, SidecarError) as exc:
         logger.info("the sidecar could not be stopped now: error=%s", exc)
     removing.join()
@@ -536,7 +536,6 @@ def _change_set(spec: JobSpec, task: int, version: str | None) -> ChangeSet | No
 def _sidecar(spec: JobSpec) -> tuple[SidecarPaths, SidecarSpec]:
     executor = executor_identity()
     job = spec.job
-    paths = sidecar_paths(job.local_dir, spec.local_name, spec.app_id, executor.executor_id)
     sidecar = SidecarSpec(
         job_name=job.name,
         job_uid=spec.job_uid,
@@ -550,5 +549,6 @@ def _sidecar(spec: JobSpec) -> tuple[SidecarPaths, SidecarSpec]:
         executor_id=executor.executor_id,
         jvm_pid=executor.jvm_pid,
         python_path=list(spec.python_path),
+        session=spec.session,
     )
-    return paths, sidecar
+    return spec.sidecar_paths, sidecar

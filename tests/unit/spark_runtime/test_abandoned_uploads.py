@@ -39,6 +39,7 @@ def spec(tmp_path: Path) -> JobSpec:
         app_id="new",
         operator=cast("OperatorSpec", None),
         processor=b"",
+        session="a1",
         python_path=(),
     )
 

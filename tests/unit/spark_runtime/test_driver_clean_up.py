@@ -63,6 +63,7 @@ class Rig:
             app_id="app",
             operator=cast("OperatorSpec", None),
             processor=b"",
+            session="a1",
             python_path=(),
         )
         self.factories = BackendRegistry(config).factories()

@@ -49,6 +49,7 @@ def spec_in(directory: Path, job_uid: str = "77aa77aa") -> JobSpec:
         app_id="app",
         operator=cast("OperatorSpec", None),
         processor=b"",
+        session="a1",
         python_path=(),
     )
 

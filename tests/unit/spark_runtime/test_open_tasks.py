@@ -25,6 +25,7 @@ def spec(tmp_path: Path) -> JobSpec:
         config=load_dict({"job.name": "counts"}),
         stores=(STATE_STORE,),
         listed_stores=(),
+        has_ended=False,
         directory=lambda task: local_directory(tmp_path, "counts", task),
     )
     return cast("JobSpec", made)

@@ -38,6 +38,7 @@ from statekeep.spark.operator.columns import arrow_schema
 from statekeep.spark.operator.ddl import parse_schema
 from statekeep.spark.operator.runner import OperatorSpec
 from statekeep.spark.placement import DIGEST_COLUMN, TASK_COLUMN
+from statekeep.spark.sidecar.launch import note_end
 from statekeep.spark.tasks import STATE_STORE
 from statekeep.spark.variable_stores import VariableStores
 from statekeep.spark.worker import process, task_functions
@@ -101,6 +102,7 @@ def spec_in(directory: Path, grouping_max_bytes: int = 1 << 30) -> JobSpec:
             grouping_max_bytes=grouping_max_bytes,
         ),
         processor=cloudpickle.dumps(Sum()),  # type: ignore[no-untyped-call]
+        session="a1",
         python_path=(),
     )
 
@@ -376,6 +378,15 @@ def test_the_end_of_a_session_removes_what_a_killed_change_of_the_number_of_task
         (scratch / "reshape-died" / ".owner").touch()
         list(task_functions.end_session((), spec, 5, epoch=1, is_committed=True))
         assert list(scratch.iterdir()) == [living.parent]
+
+
+def test_a_task_that_outlives_its_query_opens_no_stores(spec: JobSpec, run: Any) -> None:
+    """Nothing would sweep what it left, as its session has ended."""
+    note_end(spec.sidecar_paths, spec.session)
+    with pytest.raises(StateBackupError, match="the query of this task has ended: session=a1"):
+        run(spec, plan_of(0, {}), [(0, "a", 1)])
+    assert not list(spec.job.local_dir.rglob("work-*"))
+    assert run(replace(spec, session="b2"), plan_of(0, {}), [(0, "a", 1)])
 
 
 @pytest.mark.parametrize("is_full", [False, True], ids=["room on the disk", "none for a moment"])

@@ -15,7 +15,7 @@ from sidecar_process_kit import greet_task, paths_in, spec_in, submit_versions
 
 from statekeep.errors import RetriableError
 from statekeep.spark.sidecar import client
-from statekeep.spark.sidecar.launch import take_lock
+from statekeep.spark.sidecar.launch import has_ended, take_lock
 from statekeep.spark.sidecar.paths import SidecarPaths
 from statekeep.spark.sidecar.protocol import (
     STALE_SIDECAR,
@@ -190,7 +190,7 @@ def test_sidecars_that_die_at_their_start_are_given_up_soon(
 
 def test_a_stop_starts_no_sidecar_where_there_is_none(tmp_path: Path) -> None:
     paths = paths_in(tmp_path)
-    client.ask_to_stop(paths, epoch=1)
+    client.ask_to_stop(paths, spec_in(tmp_path), epoch=1)
     assert not paths.log.exists()
 
 
@@ -202,37 +202,23 @@ def test_a_stop_waits_until_the_sidecar_has_gone(
     assert living is not None
     monkeypatch.setattr(client, "_LEAVE_TIMEOUT_S", 0.05)
     with sidecar(paths, [Done()]), pytest.raises(RetriableError, match="still works"):
-        client.ask_to_stop(paths, epoch=1)
+        client.ask_to_stop(paths, spec_in(tmp_path), epoch=1)
     living.leave()
     with sidecar(paths, [Done()]) as requests:
-        client.ask_to_stop(paths, epoch=1)
+        client.ask_to_stop(paths, spec_in(tmp_path), epoch=1)
     assert [request.epoch for request in requests] == [1]
 
 
-def test_a_stop_does_not_wait_for_a_sidecar_that_boots(tmp_path: Path) -> None:
-    paths = paths_in(tmp_path)
-    booting = take_lock(paths)
-    assert booting is not None
-    wanted = [booting.is_wanted]
-    client.ask_to_stop(paths, epoch=1)
-    wanted.append(booting.is_wanted)
-    assert wanted == [True, False]
-    booting.leave()
-    assert not paths.lock.exists()
-
-
-def test_what_was_said_to_a_sidecar_that_was_killed_is_not_for_the_next_one(
+def test_a_stop_does_not_wait_for_a_sidecar_that_boots_and_leaves_word_for_it(
     tmp_path: Path,
 ) -> None:
-    paths = paths_in(tmp_path)
-    killed = take_lock(paths)
-    assert killed is not None
-    client.ask_to_stop(paths, epoch=1)
-    killed.pass_on()
-    successor = take_lock(paths)
-    assert successor is not None
-    assert successor.is_wanted
-    successor.leave()
+    paths, spec = paths_in(tmp_path), spec_in(tmp_path)
+    booting = take_lock(paths)
+    assert booting is not None
+    assert not has_ended(paths, spec.session)
+    client.ask_to_stop(paths, spec, epoch=1)
+    assert has_ended(paths, spec.session)
+    booting.leave()
 
 
 def test_a_sidecar_that_takes_no_connection_is_given_up(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 from second_user import OTHER_USER, needs_root, run_as_other_user, shared_directory
-from sidecar_process_kit import paths_in, submit_versions, until
+from sidecar_process_kit import paths_in, spec_in, submit_versions, until
 from typing_extensions import override
 
 from statekeep.config.job_settings import ContainerSettings
@@ -307,15 +307,15 @@ def test_a_directory_of_sockets_that_another_user_has_made_is_refused_with_a_hin
     squatted.mkdir(mode=0o700)
     os.chown(squatted, owner, owner)
     told = run_as_other_user(
-        "import tempfile\nfrom pathlib import Path\nfrom statekeep.errors import ConfigError\n"
-        "from statekeep.spark.sidecar import client\n"
+        "import tempfile\nfrom pathlib import Path\nfrom types import SimpleNamespace\n"
+        "from statekeep.errors import ConfigError\nfrom statekeep.spark.sidecar import client\n"
         "from statekeep.spark.sidecar.paths import SidecarPaths",
         """
 tempfile.tempdir = sys.argv[1]
 paths = SidecarPaths(Path(sys.argv[1]) / "local" / "job" / "sidecar")
-client.ask_to_stop(paths, 1)
+client.ask_to_stop(paths, SimpleNamespace(session="a1"), 1)
 try:
-    client._connect(paths, None, 2)
+    client._connect(paths, SimpleNamespace(session="b2"))
 except ConfigError as exc:
     print(exc)
 """,
@@ -339,4 +339,4 @@ def test_a_socket_at_which_another_user_listens_is_refused(
         finally:
             os.seteuid(0)
         with pytest.raises(ConfigError, match=f"socket={paths.socket} owner={OTHER_USER}"):
-            client.ask_to_stop(paths, epoch=1)
+            client.ask_to_stop(paths, spec_in(tmp_path), epoch=1)

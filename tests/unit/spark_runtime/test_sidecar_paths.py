@@ -10,13 +10,21 @@ import threading
 from io import StringIO
 from pathlib import Path
 
+import msgspec
 import pytest
 from rich.console import Console
 from sidecar_process_kit import spec_in, submit_versions
 
 from statekeep.spark.sidecar import client
 from statekeep.spark.sidecar.client import SidecarError, ask, ask_to_stop, start_ahead
-from statekeep.spark.sidecar.launch import has_living_holder, sweep_dead_sidecars, take_lock
+from statekeep.spark.sidecar.launch import (
+    SidecarLock,
+    has_ended,
+    has_living_holder,
+    note_end,
+    sweep_dead_sidecars,
+    take_lock,
+)
 from statekeep.spark.sidecar.outbox import Outbox
 from statekeep.spark.sidecar.paths import SidecarPaths
 from statekeep.spark.sidecar.protocol import Restore
@@ -138,7 +146,7 @@ def test_what_the_end_of_a_session_left_where_no_sidecar_ever_was_goes_when_it_i
     own, other = (
         SidecarPaths(tmp_path / "job" / name) for name in ("container-new-1", "container-old-1")
     )
-    ask_to_stop(other, epoch=1)
+    ask_to_stop(other, spec_in(tmp_path), epoch=1)
     os.utime(other.directory, ns=(NOW_NS, NOW_NS))
     sweep_dead_sidecars(own, "new", NOW_NS + 6 * 24 * 3600 * 10**9)
     assert other.directory.exists()
@@ -185,8 +193,8 @@ def test_a_real_sidecar_starts_answers_and_leaves_nothing_behind(
             ask(paths, spec, request)
         assert _processes_of(paths)
     finally:
-        ask_to_stop(paths, epoch=1)
-    assert leftovers(paths) == {"container.log", "ended-1"}
+        ask_to_stop(paths, spec, epoch=1)
+    assert leftovers(paths) == {"container.log", "ended-a1"}
     assert not paths.socket.exists()
     assert _has_gone(paths)
 
@@ -195,14 +203,14 @@ def test_a_real_sidecar_starts_answers_and_leaves_nothing_behind(
 @pytest.mark.timeout(60)
 def test_a_sidecar_that_was_started_ahead_serves_the_first_request(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    start_ahead(paths, spec, epoch=1)
+    start_ahead(paths, spec)
     started = _processes_of(paths)
     assert len(started) == 1
-    start_ahead(paths, spec, epoch=1)
+    start_ahead(paths, spec)
     with pytest.raises(SidecarError, match="no retained commit"):
         ask(paths, spec, Restore(epoch=1, partition=0, candidates=[]))
     assert _processes_of(paths) == started
-    ask_to_stop(paths, epoch=1)
+    ask_to_stop(paths, spec, epoch=1)
     assert _has_gone(paths)
 
 
@@ -210,69 +218,79 @@ def test_a_sidecar_that_was_started_ahead_serves_the_first_request(tmp_path: Pat
 @pytest.mark.timeout(60)
 def test_a_sidecar_that_boots_when_the_stop_comes_goes_by_itself(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    start_ahead(paths, spec, epoch=1)
+    start_ahead(paths, spec)
     assert _processes_of(paths)
-    ask_to_stop(paths, epoch=1)
+    ask_to_stop(paths, spec, epoch=1)
     assert _has_gone(paths)
-    assert leftovers(paths) == {"container.log", "ended-1"}
+    assert leftovers(paths) == {"container.log", "ended-a1"}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_task_that_comes_after_a_stop_finds_a_sidecar_all_the_same(tmp_path: Path) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    start_ahead(paths, spec, epoch=1)
-    ask_to_stop(paths, epoch=1)
+    start_ahead(paths, spec)
+    ask_to_stop(paths, spec, epoch=1)
+    later = msgspec.structs.replace(spec, session="b2")
     with pytest.raises(SidecarError, match="no retained commit"):
-        ask(paths, spec, Restore(epoch=2, partition=0, candidates=[]))
-    ask_to_stop(paths, epoch=2)
+        ask(paths, later, Restore(epoch=1, partition=0, candidates=[]))
+    ask_to_stop(paths, later, epoch=1)
     assert _has_gone(paths)
-    assert leftovers(paths) == {"container.log", "ended-2"}
+    assert leftovers(paths) == {"container.log", "ended-a1", "ended-b2"}
 
 
 def test_a_task_that_outlives_its_driver_starts_no_sidecar(tmp_path: Path) -> None:
     """Its worker still booted when the stage failed, and nobody would end that sidecar."""
     paths, spec = SidecarPaths(tmp_path / "job" / "container-app-1"), spec_in(tmp_path)
-    ask_to_stop(paths, epoch=2)
-    for epoch in (1, 2):
-        start_ahead(paths, spec, epoch)
-        with pytest.raises(SidecarError, match=f"driver of this task has ended: epoch={epoch}"):
-            ask(paths, spec, Restore(epoch=epoch, partition=0, candidates=[]))
+    ask_to_stop(paths, spec, epoch=1)
+    start_ahead(paths, spec)
+    with pytest.raises(SidecarError, match="the query of this task has ended: session=a1"):
+        ask(paths, spec, Restore(epoch=1, partition=0, candidates=[]))
     assert not _processes_of(paths)
-    assert leftovers(paths) == {"ended-2"}
+    assert leftovers(paths) == {"ended-a1"}
 
 
-def test_taking_the_lock_does_not_wipe_a_stop_that_has_just_come(
+def test_a_stop_that_comes_while_the_lock_is_taken_is_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
-    wipe = os.truncate
 
-    def truncate(file: int | Path, length: int) -> None:
-        if not isinstance(file, Path):  # not the stop's own
-            ask_to_stop(paths, epoch=1)
-        wipe(file, length)
+    def take(of: SidecarPaths) -> SidecarLock | None:
+        lock = take_lock(of)
+        ask_to_stop(paths, spec, epoch=1)
+        return lock
 
-    monkeypatch.setattr(os, "truncate", truncate)
-    start_ahead(paths, spec, epoch=1)
+    monkeypatch.setattr(client, "take_lock", take)
+    start_ahead(paths, spec)
     assert not _processes_of(paths)
-    assert not paths.lock.exists()
+    assert leftovers(paths) == {"container.log", "ended-a1"}
+
+
+def test_marks_of_sessions_that_ended_long_ago_go(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path, "container-app-1")
+    for number in range(20):
+        note_end(paths, f"{number}")
+        os.utime(paths.directory / f"ended-{number}", ns=(number, number))
+    note_end(paths, "last")
+    kept = [f"{number}" for number in range(20) if has_ended(paths, f"{number}")]
+    assert kept == [f"{number}" for number in range(5, 20)]
+    assert has_ended(paths, "last")
 
 
 def test_a_stop_where_nothing_can_be_written_still_reaches_the_sidecar(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    paths = paths_of(tmp_path, "container-app-1")
-    booting = take_lock(paths)
-    assert booting is not None
+    paths, spec = paths_of(tmp_path, "container-app-1"), spec_in(tmp_path)
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(client, "note_end", full)
-    ask_to_stop(paths, epoch=1)
-    assert not booting.is_wanted
-    booting.leave()
+    with pytest.raises(SidecarError, match="no retained commit"):
+        ask(paths, spec, Restore(epoch=1, partition=0, candidates=[]))
+    ask_to_stop(paths, spec, epoch=1)
+    assert _has_gone(paths)
+    assert "No space left on device" in caplog.text
 
 
 def _has_gone(paths: SidecarPaths) -> bool:
