@@ -64,6 +64,8 @@ class BlobJobLog(JobLog):
         self._new_uid = new_uid
         self._trimmed_to: int | None = None
         """Below this floor nothing is left, by a trim of this object's own."""
+        self._unfinished: Collection[int] = ()
+        """Positions of records above the floor that a writer was killed at, or is at work on."""
         self._newest_listed = -1
         """Position of the newest record that a listing has shown: a read that ends before has lost some."""
 
@@ -153,7 +155,7 @@ class BlobJobLog(JobLog):
         records = await self._listed_below(highest)
         stale = [blob_id for number, blob_id in floors.items() if number < highest]
         await self._blobs.delete_all([*records, *stale])
-        if self._trimmed_to is None:
+        if self._trimmed_to is None or any(p < highest for p in self._unfinished):
             await self._remove_unfinished(highest)
         self._trimmed_to = highest
 
@@ -165,14 +167,22 @@ class BlobJobLog(JobLog):
         """Remove what killed writers have left of records below a floor.
 
         Not of those above it that are there: a writer that is still at work on one would find the
-        name taken and its own file gone, as after a rename that succeeded.
+        name taken and its own file gone, as after a rename that succeeded. They go once the floor
+        is above them, too.
         """
+        above: set[int] = set()
 
         def is_trimmed(name: str) -> bool:
             match = _RECORD.fullmatch(name.rpartition("/")[2])
-            return match is not None and int(match[1]) < floor
+            if match is None:
+                return False
+            position = int(match[1])
+            if position >= floor:
+                above.add(position)
+            return position < floor
 
         await self._blobs.remove_unfinished(f"{self._scope}/log/", is_trimmed)
+        self._unfinished = above
 
     async def _fetch(self, start: int, limit: int | None) -> list[tuple[int, bytes | None]]:
         """Return the first records from ``start`` on, in order; None for one that went meanwhile."""
