@@ -60,7 +60,7 @@ def note_end(paths: SidecarPaths, session: str) -> None:
     """Have no task of a driver session start a sidecar here any more.
 
     The stage of a query that failed ends before all of its tasks do: one whose worker still boots
-    would start a sidecar after the stop, and nobody would end it.
+    would start a sidecar after the stop, and the sidecar would stay.
     """
     job, name = paths.directory.parent, paths.directory.name
     make_private(job.parent, job.name, name)

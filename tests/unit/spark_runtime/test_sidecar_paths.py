@@ -240,7 +240,7 @@ def test_a_task_that_comes_after_a_stop_finds_a_sidecar_all_the_same(tmp_path: P
 
 
 def test_a_task_that_outlives_its_driver_starts_no_sidecar(tmp_path: Path) -> None:
-    """Its worker still booted when the stage failed, and nobody would end that sidecar."""
+    """Its worker still booted when the stage failed: the sidecar would stay."""
     paths, spec = SidecarPaths(tmp_path / "job" / "container-app-1"), spec_in(tmp_path)
     ask_to_stop(paths, spec, epoch=1)
     start_ahead(paths, spec)
