@@ -14,7 +14,7 @@ from statekeep.container.task_commits import TaskCommit, TaskCommits
 from statekeep.container.task_events import TaskEvents
 from statekeep.container.task_stores import TaskStores
 from statekeep.errors import BackendClosedError, StateBackupError
-from statekeep.events import CleanUpFailing, Event, Report
+from statekeep.events import Event, Report
 from statekeep.restore.manager import RestoreOutcome
 from statekeep.stores.base import KeyValueStore
 from statekeep.stores.version import SealedVersion
@@ -138,11 +138,6 @@ class Task:
         """
         await self._commits.wait()
         await self._clean_up.wait()
-
-    @property
-    def clean_up_failing(self) -> CleanUpFailing | None:
-        """Since when old backups are not deleted, and why; None if the newest clean-up ended well."""
-        return self._clean_up.failing
 
     def report(self, event: Event) -> None:
         """Report an event of the task that its container has seen."""
