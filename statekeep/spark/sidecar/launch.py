@@ -43,8 +43,20 @@ class SidecarLock:
         """Remove all that a sidecar needs to live, the lock last; its log stays.
 
         So does an outbox with submissions in it, for a sidecar that comes after; and everything but
-        the socket where a task is starting that sidecar already.
+        the socket where a task is starting that sidecar already. Nothing is removed where the
+        directory was lost and another sidecar has it by now: what lies there is that one's.
         """
+        if not self._has_successor():
+            self._remove()
+        os.close(self.descriptor)
+
+    def _has_successor(self) -> bool:
+        try:
+            return not os.path.samestat(self._paths.lock.stat(), os.fstat(self.descriptor))
+        except FileNotFoundError:
+            return False
+
+    def _remove(self) -> None:
         paths = self._paths
         paths.socket.unlink(missing_ok=True)
         with _start_lock(paths) as is_free:
@@ -53,7 +65,6 @@ class SidecarLock:
                     paths.outbox.rmdir()
                 paths.start_lock.unlink(missing_ok=True)
         paths.lock.unlink(missing_ok=True)
-        os.close(self.descriptor)
 
 
 def note_end(paths: SidecarPaths, session: str) -> None:

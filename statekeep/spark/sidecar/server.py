@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from statekeep.checkpoint.error_summary import message_of
@@ -110,6 +111,7 @@ class SidecarServer:
         pending = await self._work.executor.run(self._outbox.pending)
         self._key = await self._work.executor.run(job_key, self._paths)
         server = await asyncio.start_unix_server(self._serve, path=str(self._paths.socket))
+        own_socket = self._paths.socket.stat()
         if not is_wanted():
             self._is_stopping.set()
         try:
@@ -120,13 +122,19 @@ class SidecarServer:
             leaving.cancel()
             await self._drain()
         finally:
+            self._remove_socket(own_socket)  # while it is open, its inode has no other file
             # Not by `async with`, which waits for connections that are open, from Python 3.12.1 on.
             server.close()
-            self._paths.socket.unlink(missing_ok=True)
             if watch is not None:
                 os.close(watch)
             self._forget_untaken()
             await self._end_work()
+
+    def _remove_socket(self, own: os.stat_result) -> None:
+        """Remove the own socket; not that of a successor, where the local directory was lost."""
+        with suppress(FileNotFoundError):
+            if os.path.samestat(self._paths.socket.stat(), own):
+                self._paths.socket.unlink()
 
     def _forget_untaken(self) -> None:
         """Leave no submission behind whose driver was told that it failed.

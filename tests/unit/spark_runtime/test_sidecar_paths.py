@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -70,6 +71,34 @@ def test_a_sidecar_that_goes_leaves_what_its_successor_was_just_given(tmp_path: 
         fcntl.flock(starting, fcntl.LOCK_EX)
         lock.leave()
     assert leftovers(paths) == {"container.log", "outbox", "start-lock"}
+
+
+def test_a_sidecar_whose_directory_was_lost_leaves_its_successor_alone(tmp_path: Path) -> None:
+    """Else no stop reached that one, which stayed, and a third was started beside it."""
+    paths = paths_of(tmp_path, "container-app-1")
+    first = take_lock(paths)
+    assert first is not None
+    shutil.rmtree(paths.directory)
+    paths.prepare()
+    second = take_lock(paths)
+    assert second is not None
+    paths.socket.touch()
+    first.leave()
+    assert paths.socket.exists()
+    assert take_lock(paths) is None
+    second.leave()
+    assert not paths.socket.exists()
+    assert leftovers(paths) == set()
+
+
+def test_a_sidecar_whose_directory_was_lost_removes_its_socket(tmp_path: Path) -> None:
+    paths = paths_of(tmp_path, "container-app-1")
+    lock = take_lock(paths)
+    assert lock is not None
+    paths.socket.touch()
+    shutil.rmtree(paths.directory)
+    lock.leave()
+    assert not paths.socket.exists()
 
 
 def test_the_directory_of_a_killed_sidecar_is_swept_and_that_of_a_living_one_is_not(

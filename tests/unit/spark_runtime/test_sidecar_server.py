@@ -421,6 +421,26 @@ async def test_an_older_driver_cannot_end_the_sidecar_of_its_successor(rig: Rig)
 
 
 @pytest.mark.asyncio
+async def test_a_server_that_ends_leaves_the_socket_of_its_successor_alone(rig: Rig) -> None:
+    """There is one already where the local directory was lost, and the lock with it."""
+    running = await rig.run()
+    for _ in range(9):
+        await asyncio.sleep(0)  # it takes note of its socket
+    rig.paths.socket.unlink()
+    successor = Rig(rig.paths.directory.parent)
+    assert successor.paths.socket == rig.paths.socket
+    following = await successor.run()
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert await rig.ask(Stop(epoch=1)) == Done()
+    await running
+    assert rig.paths.socket.exists()
+    assert await successor.ask(Stop(epoch=2)) == Done()
+    await following
+    assert not rig.paths.socket.exists()
+
+
+@pytest.mark.asyncio
 async def test_a_sidecar_without_requests_ends(tmp_path: Path) -> None:
     rig = Rig(tmp_path, idle_ms=600_000)
     await rig.ask(submit_versions())
