@@ -149,13 +149,16 @@ class FsspecClient(FileClient):
         paths: list[str] = []
         while waiting:
             directory = waiting.pop()
-            with suppress(FileNotFoundError):  # it has gone meanwhile, or was never there
+            # It has gone meanwhile, was never there, or lies below a file.
+            with suppress(FileNotFoundError, NotADirectoryError):
                 for entry in self._entries(directory):
                     name = str(entry["name"])
-                    if entry["type"] != "directory":
-                        paths.append(name)
-                    elif name != directory:
+                    if name.rstrip("/") == directory:
+                        continue  # itself, or a file of that name
+                    if entry["type"] == "directory":
                         waiting.append(name)
+                    else:
+                        paths.append(name)
         return self._names(paths, prefix)
 
     def _directory(self, prefix: str) -> str:
@@ -212,6 +215,11 @@ class RenamingClient(FsspecClient):
     def reach(self) -> None:
         with explained_java_errors(self._root):
             super().reach()
+
+    @override
+    def _entries(self, directory: str) -> Sequence[Mapping[str, Any]]:
+        with explained_java_errors(self._root):
+            return super()._entries(directory)
 
     @override
     def write(self, name: str, content: bytes | Path, *, if_absent: bool) -> None:

@@ -13,7 +13,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from statekeep.checkpoint.log_session import LogSession
 from statekeep.clock import Clock
-from statekeep.commit.executor import ThreadPool
 from statekeep.config.job_settings import TaskSettings
 from statekeep.errors import (
     BackendClosedError,
@@ -34,6 +33,7 @@ from statekeep.spark.driver.location import CheckpointLocation
 from statekeep.spark.driver.recovery import MAX_ROUNDS
 from statekeep.spark.driver.task_jobs import TaskJobs
 from statekeep.spark.plan import stateful_node
+from statekeep.thread_pool import ThreadPool
 
 logger = logging.getLogger(__name__)
 

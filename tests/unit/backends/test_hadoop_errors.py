@@ -11,6 +11,7 @@ from statekeep.backends.storage.hdfs.errors import explained_java_errors
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError, StateBackupError
 
 ROOT = "webhdfs://namenode/root"
+BELOW = "/root/a/b (is not a directory)"
 
 
 def answer(status: int, content: bytes) -> requests.HTTPError:
@@ -48,6 +49,8 @@ def told(error: Exception) -> StateBackupError:
         (RuntimeError("Cannot delete /a. Name node is in safe mode."), RetriableError, "safe mode"),
         (answer(403, remote("DSQuotaExceededException")), ConfigError, "quota is used up"),
         (answer(403, remote("AccessControlException")), ConfigError, "access denied"),
+        (RuntimeError(f"AccessControlException {BELOW}"), ConfigError, "a file stands where"),
+        (PermissionError(BELOW), ConfigError, "a file stands where"),
         (answer(403, remote("LeaseExpiredException")), RetriableError, "did not answer"),
         (answer(404, remote("FileNotFoundException")), BlobNotFoundError, "blob"),
         (answer(403, b"<html>the proxy says no</html>"), ConfigError, "access denied"),
@@ -55,7 +58,15 @@ def told(error: Exception) -> StateBackupError:
     ],
     ids=[
         *("safe mode", "safe mode of a DataNode", "safe mode without its name", "quota"),
-        *("access", "lease", "missing", "page of a proxy", "other JSON"),
+        *(
+            "access",
+            "below a file",
+            "below a file by fsspec",
+            "lease",
+            "missing",
+            "page of a proxy",
+            "other JSON",
+        ),
     ],
 )
 def test_an_answer_is_classified_by_the_exception_in_it(

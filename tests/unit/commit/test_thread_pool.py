@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from statekeep.commit.executor import ThreadPool
+from statekeep.thread_pool import ThreadPool
 
 
 def threads_named(name: str) -> list[threading.Thread]:
@@ -74,7 +74,7 @@ def test_leaving_ends_the_idle_threads_and_waits_for_no_other() -> None:
 def test_the_interpreter_waits_for_calls_unless_they_were_left(way: str, shows: str) -> None:
     program = f"""
 import sys, threading
-from statekeep.commit.executor import ThreadPool
+from statekeep.thread_pool import ThreadPool
 
 pool = ThreadPool(1, "last")
 may_end = threading.Event()

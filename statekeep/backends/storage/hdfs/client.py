@@ -1,11 +1,8 @@
 """HDFS by hdfs-native, with an end to every step.
 
 Some calls of hdfs-native (seen in 0.14.7) never return once a DataNode has died at the wrong moment,
-and others wait on a DataNode that is alive and silent, without a deadline of their own. Its blocking
-client would keep a pool thread each time. Its asynchronous client can be given up: what waits is
-dropped. That one in turn panics where it would pause before it asks the NameNodes again, since its
-coroutines do not run in the runtime whose timers they use: pauses are switched off, and a panic is an
-error like any other.
+and others wait on a DataNode that is alive and silent, without a deadline of their own. Such a call is
+left behind, with the thread that it runs on.
 """
 
 import asyncio
@@ -18,9 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from hdfs_native import AsyncClient, AsyncFileReader, AsyncFileWriter, FileStatus, WriteOptions
+from hdfs_native import FileStatus, WriteOptions
 
 from statekeep.backends.base import BlockingExecutor
+from statekeep.backends.storage.hdfs.blocking import (
+    BlockingClient,
+    BlockingReader,
+    BlockingWriter,
+)
 
 T = TypeVar("T")
 
@@ -31,27 +33,32 @@ _SOCKET_TIMEOUT_MS: Final = 60_000
 _STEPS_OF_TIMEOUT: Final = 2
 """hdfs-native goes on without a silent DataNode after one time-out; that is to have its turn."""
 _TRIES_OPTION: Final = "dfs.client.failover.max.attempts"
+_SHORT_PAUSES: Final = {
+    "dfs.client.failover.sleep.base.millis": "100",
+    "dfs.client.failover.sleep.max.millis": "1000",
+}
+"""Before the NameNodes of a service are asked again. With Hadoop's own a call may take minutes, and
+the caller, who tries again by itself, has its own deadline."""
 _PANIC: Final = "PanicException"
 """What Rust's panics are in Python; the class cannot be imported, and is no `Exception`."""
 _GIVE_UP_S: Final = 5.0
 """How long a write that is given up may take to end in an orderly way."""
 
-_clients: Final[dict[tuple[str, tuple[tuple[str, str], ...]], AsyncClient]] = {}
+_clients: Final[dict[tuple[str, tuple[tuple[str, str], ...]], BlockingClient]] = {}
 """Of this process, by URL and settings: see `_connected_client`."""
 _connecting: Final = threading.Lock()
 
 
-def _connected_client(url: str, options: Mapping[str, str]) -> AsyncClient:
+def _connected_client(url: str, options: Mapping[str, str]) -> BlockingClient:
     """Return the process's one client of a filesystem, which is never released.
 
-    Releasing one waits for its threads with the interpreter's lock held, and such a thread may be
-    waiting for that lock to pass on a result: the process would hang. So clients are
-    shared and kept, also beyond the end of the interpreter.
+    Releasing one waits for its threads with the interpreter's lock held, and one of them may hang. So
+    clients are shared and kept, also beyond the end of the interpreter.
     """
     key = (url, tuple(sorted(options.items())))
     with _connecting:
         if key not in _clients:
-            client = AsyncClient(url, dict(options))
+            client = BlockingClient(url, dict(options))
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(client))
             _clients[key] = client
         return _clients[key]
@@ -99,12 +106,12 @@ class HdfsClient:
         """
         parts = urlsplit(uri)
         self._url = f"{parts.scheme}://{parts.netloc}"
-        self._options = dict(options)
+        self._options = _SHORT_PAUSES | dict(options)
         if parts.port is not None:  # one NameNode, not a service of several
             self._options.setdefault(_TRIES_OPTION, "0")
         socket_timeout_ms = int(options.get(SOCKET_TIMEOUT_OPTION, _SOCKET_TIMEOUT_MS))
         self._step_s = _STEPS_OF_TIMEOUT * socket_timeout_ms / 1000
-        self._client: AsyncClient | None = None
+        self._client: BlockingClient | None = None
 
     async def connect(self, executor: BlockingExecutor) -> None:
         """Read Hadoop's configuration. Idempotent.
@@ -220,7 +227,7 @@ class HdfsClient:
                 return entries
 
     @property
-    def _connected(self) -> AsyncClient:
+    def _connected(self) -> BlockingClient:
         if self._client is None:
             msg = f"connect comes first: url={self._url}"
             raise RuntimeError(msg)
@@ -230,7 +237,7 @@ class HdfsClient:
 class HdfsWriter:
     """A new file that is being written."""
 
-    def __init__(self, client: HdfsClient, writer: AsyncFileWriter) -> None:
+    def __init__(self, client: HdfsClient, writer: BlockingWriter) -> None:
         self._client = client
         self._writer = writer
 
@@ -252,7 +259,7 @@ class HdfsWriter:
 class HdfsReader:
     """A file that is open for reading."""
 
-    def __init__(self, client: HdfsClient, reader: AsyncFileReader) -> None:
+    def __init__(self, client: HdfsClient, reader: BlockingReader) -> None:
         self._client = client
         self._reader = reader
         self.size = len(reader)

@@ -8,7 +8,10 @@ from typing import Any, Final
 
 from statekeep.errors import RetriableError
 
+_BELOW_A_FILE: Final = "(is not a directory)"
+"""What a NameNode says of such a path, as a refusal of access."""
 _ERRNOS: Final = {
+    _BELOW_A_FILE: errno.ENOTDIR,
     "QuotaExceededException": errno.EDQUOT,
     "AccessControlException": errno.EACCES,
     "PathIsNotEmptyDirectoryException": errno.ENOTEMPTY,
@@ -16,7 +19,7 @@ _ERRNOS: Final = {
     "FileAlreadyExistsException": errno.EEXIST,
     "FileNotFoundException": errno.ENOENT,
 }
-"""What the end of a Java exception's name says."""
+"""What the end of a Java exception's name says, or its text; the first that is found counts."""
 
 
 @contextmanager
@@ -39,6 +42,8 @@ def explained_java_errors(root: str) -> Generator[None]:
         raise _explained(str(exc), root) from exc
     except OSError as exc:
         text = _remote_text(exc)
+        if text is None and _BELOW_A_FILE in str(exc):  # as fsspec says it
+            raise NotADirectoryError(errno.ENOTDIR, "a file in place of a directory") from exc
         if text is None:
             raise
         raise _explained(text, root) from None  # the text of requests may hold a token

@@ -1,0 +1,110 @@
+"""hdfs-native's blocking client, each call on a thread that can be left behind.
+
+hdfs-native has an asynchronous client as well, but a lost connection can stop a process that uses it
+(seen in 0.14.7). Its calls are run with the interpreter's lock held, and take the lock of what is
+under way on a connection. A thread that finds the connection lost wakes all of that with this lock
+held, and each of them takes the interpreter's lock to be woken: neither ever goes on. A call of the
+blocking client lets the interpreter's lock go before anything else.
+"""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from hdfs_native import Client, FileReader, FileStatus, WriteOptions
+
+from statekeep.thread_pool import ThreadPool
+
+if TYPE_CHECKING:
+    from hdfs_native._internal import RawFileWriter
+
+T = TypeVar("T")
+
+_MOST_THREADS: Final = 512
+"""Calls that hang keep theirs until the connection ends: an hour of a silent NameNode with 16 calls at
+a time takes so many. Others wait then."""
+_LISTED_AT_ONCE: Final = 1_000
+"""As many as a NameNode sends in one answer."""
+
+_pool: Final = ThreadPool(_MOST_THREADS, "statekeep-hdfs", is_awaited=False)
+_submitting: Final = threading.Lock()
+"""Event loops of several threads share the pool."""
+
+
+async def _run(call: Callable[[], T]) -> T:
+    """Await a call on a thread of its own; one that is cancelled goes on there, if it has begun."""
+    with _submitting:
+        future = _pool.submit(call)
+    return await asyncio.wrap_future(future)
+
+
+class BlockingClient:
+    """A filesystem; each method waits without holding up the event loop, for as long as it takes."""
+
+    def __init__(self, url: str, options: Mapping[str, str]) -> None:
+        """Read Hadoop's configuration; blocks.
+
+        Raises:
+            OSError: It cannot be read, or (ValueError, RuntimeError) makes no sense.
+        """
+        self._client = Client(url, dict(options))
+
+    async def get_file_info(self, path: str) -> FileStatus:
+        """Return what a file or directory is."""
+        return await _run(partial(self._client.get_file_info, path))
+
+    async def list_status(self, path: str) -> AsyncIterator[FileStatus]:
+        """Yield what is in a directory."""
+        statuses = self._client.list_status(path)
+        while found := await _run(lambda: list(islice(statuses, _LISTED_AT_ONCE))):
+            for status in found:
+                yield status
+
+    async def read(self, path: str) -> "BlockingReader":
+        """Open a file."""
+        return BlockingReader(await _run(partial(self._client.read, path)))
+
+    async def create(self, path: str, options: WriteOptions) -> "BlockingWriter":
+        """Create a file."""
+        # Not by `Client.create`: what that returns ends the file on whatever thread drops it.
+        return BlockingWriter(await _run(partial(self._client.inner.create, path, options)))
+
+    async def rename(self, source: str, target: str, *, overwrite: bool) -> None:
+        """Give a file another name."""
+        await _run(partial(self._client.rename, source, target, overwrite))
+
+    async def delete(self, path: str, *, recursive: bool) -> bool:
+        """Delete a file or directory; False if there was none."""
+        return await _run(partial(self._client.delete, path, recursive))
+
+
+class BlockingReader:
+    """A file that is open for reading."""
+
+    def __init__(self, reader: FileReader) -> None:
+        self._reader = reader
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    async def read_range(self, offset: int, length: int) -> bytes:
+        """Return bytes from the middle of the file."""
+        return await _run(partial(self._reader.read_range, offset, length))
+
+
+class BlockingWriter:
+    """A file that is being written. One call at a time: another one raises RuntimeError."""
+
+    def __init__(self, writer: "RawFileWriter") -> None:
+        self._writer = writer
+
+    async def write(self, chunk: bytes) -> int:
+        """Append all of a chunk."""
+        return await _run(partial(self._writer.write, chunk))
+
+    async def close(self) -> None:
+        """Make the file whole."""
+        await _run(self._writer.close)
