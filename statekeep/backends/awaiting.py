@@ -113,6 +113,10 @@ async def shielded(call: Awaitable[T], undo: Callable[[T], Awaitable[None]] | No
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         await asyncio.wait({task})
-        if undo is not None and not task.cancelled() and task.exception() is None:
-            await undo(task.result())
+        if not task.cancelled():
+            failure = (
+                task.exception()
+            )  # seen also where the caller gets the cancel: not for the log
+            if failure is None and undo is not None:
+                await undo(task.result())
         raise

@@ -1,10 +1,11 @@
 """Coroutines side by side: results in order, one telling error, none left running."""
 
 import asyncio
+import gc
 
 import pytest
 
-from statekeep.backends.awaiting import run_all
+from statekeep.backends.awaiting import run_all, shielded
 from statekeep.errors import CheckpointCorruptError, RetriableError
 
 
@@ -64,3 +65,27 @@ async def test_a_cancel_reaches_all_of_them() -> None:
 
 async def _wait_for_ever() -> None:
     await run_all([asyncio.sleep(1e9), asyncio.sleep(1e9)])
+
+
+@pytest.mark.asyncio
+async def test_what_fails_after_its_caller_was_cancelled_is_not_logged_as_forgotten() -> None:
+    forgotten: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(
+        lambda _, context: forgotten.append(context["message"])
+    )
+    may_fail = asyncio.Event()
+
+    async def fail() -> None:
+        await may_fail.wait()
+        raise CheckpointCorruptError("late")
+
+    waiting = asyncio.create_task(shielded(fail()))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.sleep(0)
+    may_fail.set()
+    await asyncio.wait({waiting})
+    assert waiting.cancelled()
+    del waiting
+    gc.collect()
+    assert forgotten == []
