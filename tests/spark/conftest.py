@@ -225,9 +225,13 @@ class Stream:
 
 @pytest.fixture(autouse=True)
 def _threads_end() -> Iterator[None]:
-    """After every test: no thread of a query is left, as a job that starts often would collect."""
+    """After every test: no thread of a query is left, as a job that starts often would collect.
+
+    The pool for calls of HDFS is the process's own, and stays.
+    """
     yield
-    ours = [t for t in threading.enumerate() if t.name.startswith("statekeep")]
+    named = [t for t in threading.enumerate() if t.name.startswith("statekeep")]
+    ours = [thread for thread in named if not thread.name.startswith("statekeep-hdfs")]
     for thread in ours:
         thread.join(10)
     assert not [thread for thread in ours if thread.is_alive()]
