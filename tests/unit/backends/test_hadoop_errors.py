@@ -11,7 +11,7 @@ from statekeep.backends.storage.hdfs.errors import explained_java_errors
 from statekeep.errors import BlobNotFoundError, ConfigError, RetriableError, StateBackupError
 
 ROOT = "webhdfs://namenode/root"
-BELOW = "/root/a/b (is not a directory)"
+BELOW = "/place/a/b (is not a directory)"
 
 
 def answer(status: int, content: bytes) -> requests.HTTPError:

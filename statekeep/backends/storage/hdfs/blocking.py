@@ -9,12 +9,14 @@ blocking client lets the interpreter's lock go before anything else.
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from hdfs_native import Client, FileReader, FileStatus, WriteOptions
+from typing_extensions import override
 
 from statekeep.thread_pool import ThreadPool
 
@@ -56,12 +58,9 @@ class BlockingClient:
         """Return what a file or directory is."""
         return await _run(partial(self._client.get_file_info, path))
 
-    async def list_status(self, path: str) -> AsyncIterator[FileStatus]:
-        """Yield what is in a directory."""
-        statuses = self._client.list_status(path)
-        while found := await _run(lambda: list(islice(statuses, _LISTED_AT_ONCE))):
-            for status in found:
-                yield status
+    def list_status(self, path: str) -> AsyncIterator[FileStatus]:
+        """Return an iterator over what is in a directory; asks only when it is used."""
+        return _Listing(self._client.list_status(path))
 
     async def read(self, path: str) -> "BlockingReader":
         """Open a file."""
@@ -79,6 +78,22 @@ class BlockingClient:
     async def delete(self, path: str, *, recursive: bool) -> bool:
         """Delete a file or directory; False if there was none."""
         return await _run(partial(self._client.delete, path, recursive))
+
+
+class _Listing(AsyncIterator[FileStatus]):
+    """No generator: one that is left half way, as for the first entry, has to be closed by the loop."""
+
+    def __init__(self, statuses: Iterator[FileStatus]) -> None:
+        self._statuses = statuses
+        self._found: deque[FileStatus] = deque()
+
+    @override
+    async def __anext__(self) -> FileStatus:
+        if not self._found:
+            self._found.extend(await _run(lambda: list(islice(self._statuses, _LISTED_AT_ONCE))))
+        if not self._found:
+            raise StopAsyncIteration
+        return self._found.popleft()
 
 
 class BlockingReader:
