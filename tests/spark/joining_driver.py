@@ -9,10 +9,15 @@ import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import DataFrame
-from spark_processes import executors_of, wait_until
+from spark_processes import (
+    ask_for_executor,
+    await_loss,
+    executors_of,
+    take_executor_away,
+    wait_until,
+)
 from standby_driver import OnDisks, hosts_of, session
 from traced_manager import held
 
@@ -35,8 +40,7 @@ def main(root: Path) -> None:  # noqa: PLR0915 - what the sink does is one story
         "blob.store.manager.factory": "traced_manager.make_manager",
     }
     stream = OnDisks(spark, root, settings)
-    java: Any = spark.sparkContext._jsc
-    context = java.sc()
+    context = spark.sparkContext
     sign = held(root / "blobs")
     queries: list[sk.StatefulStreamingQuery] = []
     meanwhile: list[int] = []
@@ -59,12 +63,12 @@ def main(root: Path) -> None:  # noqa: PLR0915 - what the sink does is one story
         assert wait_until(lambda: bool(queries))
         if batch == TAKEN and batch not in executors:
             executors[batch] = where()
-            assert context.killExecutor(min(executors[batch]))
+            take_executor_away(context, min(executors[batch]))
+            await_loss(context, min(executors[batch]))
         if batch == JOINED:
             executors[batch] = where()
             sign.touch()
-            assert context.requestExecutors(EXECUTORS)
-            assert wait_until(lambda: context.getExecutorMemoryStatus().size() == EXECUTORS + 1)
+            ask_for_executor(context)
         if batch > JOINED:
             assert wait_until(is_calm)
             rebalancer = queries[0]._job._owned.rebalancer

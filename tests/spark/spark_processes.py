@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark import SparkContext
 from pyspark.sql import DataFrame
 
 from statekeep.spark.driver.job import StatefulJob
 from statekeep.spark.driver.progress import EventList
 from statekeep.spark.worker.executor_identity import executor_identity
 from statekeep.spark.worker.task_functions import answer
+
+_DRIVER = 1
+"""The driver is among those that hold blocks."""
 
 
 def sidecar_processes(local_dir: Path) -> dict[int, str]:
@@ -51,6 +55,32 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60) -> bool:
             return True
         pause.wait(0.05)
     return condition()
+
+
+def take_executor_away(context: SparkContext, executor: str) -> None:
+    """Let the cluster manager end one of two executors, and no other one take its place.
+
+    It takes tasks until its end, which may be some seconds later: see `await_loss`.
+    """
+    spark: Any = context._jsc.sc()
+    jvm: Any = context._jvm
+    # Its end takes one off the total that is wanted, which earlier tests may have left at any number.
+    assert spark.requestTotalExecutors(1, 0, jvm.PythonUtils.toScalaMap({}))
+    assert spark.killExecutor(executor)
+
+
+def await_loss(context: SparkContext, executor: str) -> None:
+    """Wait until the driver has seen the end of an executor."""
+    spark: Any = context._jsc.sc()
+    assert wait_until(lambda: not spark.getExecutorIds().contains(executor))
+
+
+def ask_for_executor(context: SparkContext) -> None:
+    """Ask for one beside the one that was left, and wait until it has come."""
+    spark: Any = context._jsc.sc()
+    # The end of the other one has set the total that is wanted to none.
+    assert spark.requestExecutors(2)
+    assert wait_until(lambda: spark.getExecutorMemoryStatus().size() == 2 + _DRIVER)
 
 
 def take_over_beside(job: StatefulJob, frame: DataFrame) -> None:

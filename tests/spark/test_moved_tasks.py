@@ -1,12 +1,17 @@
 """Tasks move to executors that join while a query runs, between two batches."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 from conftest import PARTITIONS, Stream, events_of
 from pyspark.sql import SparkSession
-from spark_processes import executors_of, wait_until
+from spark_processes import (
+    ask_for_executor,
+    await_loss,
+    executors_of,
+    take_executor_away,
+    wait_until,
+)
 
 from statekeep.spark.driver import task_moves
 from statekeep.spark.placement import Placement, spread
@@ -29,8 +34,7 @@ def run_with_a_new_executor(
     log.set_level("INFO", logger="statekeep")
     stream.add_batches(BATCHES)
     stream.settings = {"task.commit.ms": 1}
-    java: Any = stream.spark.sparkContext._jsc
-    context = java.sc()
+    context = stream.spark.sparkContext
     queries: list[StatefulStreamingQuery] = []
     seen: dict[int, Counter[str]] = {}
 
@@ -55,10 +59,10 @@ def run_with_a_new_executor(
         is_repeated = batch in seen  # as its rows were on the executor that is gone
         seen[batch] = Counter(place["executor"] for place in places)
         if batch == TAKEN and not is_repeated:
-            assert context.killExecutor(min(seen[batch]))
+            take_executor_away(context, min(seen[batch]))
+            await_loss(context, min(seen[batch]))
         if batch == JOINED:
-            # Taking one away has set the total that is wanted to none; the other one is still there.
-            assert context.requestExecutors(2)
+            ask_for_executor(context)
             assert wait_until(lambda: "executors added" in log.text)
 
     stream.on_batch = look

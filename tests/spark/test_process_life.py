@@ -18,7 +18,15 @@ from newcomer_kit import without_daemon
 from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from sidecar_process_kit import VERSION, submit_versions
-from spark_processes import await_end_of_sidecars, executors_of, sidecar_processes, wait_until
+from spark_processes import (
+    ask_for_executor,
+    await_end_of_sidecars,
+    await_loss,
+    executors_of,
+    sidecar_processes,
+    take_executor_away,
+    wait_until,
+)
 
 import statekeep as sk
 from statekeep.errors import ConfigError, StateBackupError
@@ -304,18 +312,19 @@ def test_executors_may_be_taken_away_and_given(
     stream: Stream, open_jobs: list[StatefulJob]
 ) -> None:
     stream.add_batches(5)
-    context = stream.spark.sparkContext._jsc.sc()
+    context = stream.spark.sparkContext
     hosts: dict[int, dict[int, str]] = {}
 
     def change(batch: int) -> None:
         # A sink is called again when its rows were on the executor that is gone.
         if batch == 1 and batch not in hosts:
             hosts[1] = _executors(open_jobs[0])
-            assert context.killExecutor(min(hosts[1].values()))
+            take_executor_away(context, min(hosts[1].values()))
+        if batch == 2:
+            await_loss(context, min(hosts[1].values()))
         if batch == 3 and batch not in hosts:
             hosts[3] = _executors(open_jobs[0])
-            # Taking one away has set the total that is wanted to none; the other one is still there.
-            assert context.requestExecutors(2)
+            ask_for_executor(context)
 
     stream.on_batch = change
     query = stream.run(task__commit__ms=200)
@@ -326,7 +335,6 @@ def test_executors_may_be_taken_away_and_given(
     assert query.lastCommit is not None
     assert query.lastCommit.batch == 4
     await_end_of_sidecars(stream.local_dir)
-    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
 
     def look(batch: int) -> None:
         hosts[batch] = _executors(open_jobs[1])
@@ -378,7 +386,7 @@ def test_the_tasks_of_an_executor_that_is_decommissioned_move_with_their_state(
 def test_the_sidecar_of_an_executor_whose_tasks_never_came_ends_with_the_query(
     stream: Stream, open_jobs: list[StatefulJob], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = stream.spark.sparkContext._jsc.sc()
+    context = stream.spark.sparkContext
     # State is fetched for the tasks that are to move; before they do, the query ends.
     monkeypatch.setattr(TaskMoves, "_is_near", lambda *_: False)
     stream.add_batches(1)
@@ -387,14 +395,13 @@ def test_the_sidecar_of_an_executor_whose_tasks_never_came_ends_with_the_query(
     query: sk.StatefulStreamingQuery = writer.start()
     query.processAllAvailable()
     executors = sorted(set(_executors(open_jobs[0]).values()))
-    assert context.killExecutor(executors[0])
-    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 2)
+    take_executor_away(context, executors[0])
+    await_loss(context, executors[0])
     # A batch while one executor is left: with two, half of the lost tasks would start on the new one.
     stream.add_batches(1)
     query.processAllAvailable()
     assert set(_executors(open_jobs[0]).values()) == {executors[1]}
-    assert context.requestExecutors(2)
-    assert wait_until(lambda: context.getExecutorMemoryStatus().size() == 3)
+    ask_for_executor(context)
     for _ in range(100):
         stream.add_batches(1)
         query.processAllAvailable()
