@@ -3,8 +3,7 @@
 import base64
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -178,27 +177,3 @@ def load_key_provider(source: str, options: Mapping[str, str], *, key: str) -> K
     if not isinstance(make, type) or not issubclass(make, KeyProvider):
         raise ConfigError(f"not a KeyProvider: key={key}", key=key)
     return make(options)  # type: ignore[call-arg]  # a provider of the user's takes its options
-
-
-def key_check_of(key: EncryptionKey) -> str:
-    """Return hex that two keys do not share, whatever their ids; blocks shortly.
-
-    Raises:
-        ConfigError: A library is not installed.
-    """
-    with explained_missing_cryptography():
-        from statekeep.backends.frame_cipher import (  # noqa: PLC0415  # it needs the package
-            key_check,
-        )
-
-    return key_check(key)
-
-
-@contextmanager
-def explained_missing_cryptography() -> Generator[None]:
-    """Say what to install where the library is not there."""
-    try:
-        yield
-    except ModuleNotFoundError as exc:
-        msg = f"blobs are encrypted by a package that is not installed: package={exc.name}"
-        raise ConfigError(msg, hint="pip install 'statekeep[encryption]'") from exc

@@ -24,10 +24,9 @@ from statekeep.backends.encryption_keys import (
     OLDER_HINT,
     EncryptionKey,
     KeyProvider,
-    explained_missing_cryptography,
     is_before_end_of,
-    key_check_of,
 )
+from statekeep.backends.frame_cipher import key_check, sealing_secret
 from statekeep.backends.optional_powers import Encryption, Encrypts
 from statekeep.checkpoint.checkpoints import BackendName, Marker, StoreName, TaskName
 from statekeep.checkpoint.framing import refused, sealed, sealed_payload
@@ -90,7 +89,7 @@ class Sealer:
             KeyUnavailableError: There is no current key.
         """
         key = self._keys[0].current()
-        seal = _Seal(key_id=key.id, key_check=key_check_of(key), previous=previous, mac="")
+        seal = _Seal(key_id=key.id, key_check=key_check(key), previous=previous, mac="")
         seal = msgspec.structs.replace(seal, mac=self._mac(key, what, seal, data))
         return Sealed(
             sealed(_encoder.encode(seal) + b"\n" + data), previous, seal.mac, seal.key_check
@@ -138,7 +137,7 @@ class Sealer:
             except KeyUnavailableError as exc:
                 missing = missing or exc
                 continue
-            if key_check_of(key) == seal.key_check:
+            if key_check(key) == seal.key_check:
                 return key
         raise missing or KeyUnavailableError(
             f"another key has the id of the key of a record: key_id={seal.key_id} {where}",
@@ -149,7 +148,7 @@ class Sealer:
         # JSON has no bare line feed: where the names end and the data begin is beyond doubt.
         names = [*what, self._scope, seal.key_id, seal.key_check, seal.previous]
         text = _encoder.encode(names) + b"\n" + data
-        return hmac.new(_secret(key), text, hashlib.sha256).hexdigest()
+        return hmac.new(sealing_secret(key), text, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -501,12 +500,3 @@ def _record(position: int) -> Sequence[str]:
 
 def _entry(attempt: str, task_name: TaskName) -> Sequence[str]:
     return ("task-checkpoint", attempt, task_name)
-
-
-def _secret(key: EncryptionKey) -> bytes:
-    with explained_missing_cryptography():
-        from statekeep.backends.frame_cipher import (  # noqa: PLC0415  # it needs the package
-            sealing_secret,
-        )
-
-    return sealing_secret(key)

@@ -67,6 +67,25 @@ def test_no_other_name_needs_pyspark() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_encryption_names_the_extra_where_its_package_is_missing() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['cryptography'] = None\n"
+        "from statekeep.backends.blob.encoded_stream import Encoding, StreamEncoder\n"
+        "from statekeep.backends.encryption_keys import EncryptionKey\n"
+        "from statekeep.errors import ConfigError\n"
+        "try:\n"
+        "    StreamEncoder(Encoding('none', EncryptionKey('1', b's' * 32)), 'counts', b's' * 32)\n"
+        "except ConfigError as exc:\n"
+        "    print(exc)\n"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout == (
+        "blobs are encrypted by a package that is not installed: package=cryptography; "
+        "hint: pip install 'statekeep[encryption]'\n"
+    )
+
+
 def test_the_command_line_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

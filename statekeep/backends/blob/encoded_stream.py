@@ -18,15 +18,12 @@ import struct
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
-from statekeep.backends.encryption_keys import (
-    EncryptionKey,
-    explained_missing_cryptography,
-    key_check_of,
-)
+from statekeep.backends.encryption_keys import EncryptionKey
+from statekeep.backends.frame_cipher import FrameCipher, key_check
 from statekeep.checkpoint.framing import decode_json
 from statekeep.config.values import BlobCompression
 from statekeep.errors import (
@@ -87,14 +84,6 @@ class _Header(msgspec.Struct, frozen=True, kw_only=True, rename="kebab", omit_de
 _header_decoder: Final = msgspec.json.Decoder(_Header)
 
 
-class _Cipher(Protocol):
-    """`statekeep.backends.frame_cipher.FrameCipher`, which is there only where it is needed."""
-
-    def encrypt(self, number: int, data: bytes, head: bytes) -> bytes: ...
-
-    def decrypt(self, number: int, data: bytes, head: bytes) -> bytes: ...
-
-
 class StreamEncoder:
     """Makes one stream; blocking work for one thread at a time."""
 
@@ -116,7 +105,7 @@ class StreamEncoder:
                 compression=encoding.compression,
                 encryption=ENCRYPTION,
                 key_id=encoding.key.id,
-                key_check=key_check_of(encoding.key),
+                key_check=key_check(encoding.key),
                 salt=salt.hex(),
             )
         data = msgspec.json.encode(header)
@@ -126,7 +115,7 @@ class StreamEncoder:
         self._cipher = (
             None
             if encoding.key is None
-            else _cipher(encoding.key, salt, self._start, place, version)
+            else FrameCipher(encoding.key, salt, self._start, place, version)
         )
         self._number = 0
 
@@ -186,7 +175,7 @@ class StreamDecoder:
         self._is_begun = False
         self._is_ended = False
         self._zstd: ZstdCodec | None = None
-        self._cipher: _Cipher | None = None
+        self._cipher: FrameCipher | None = None
         self.version = 0
         """Of the stream's format; 0 before its beginning is read."""
 
@@ -259,19 +248,19 @@ class StreamDecoder:
             raise self._unknown(f"compression={compression}")
         return _zstd() if compression == "zstd" else None
 
-    def _open_cipher(self, header: _Header, salt: bytes, start: bytes, version: int) -> _Cipher:
+    def _open_cipher(self, header: _Header, salt: bytes, start: bytes, version: int) -> FrameCipher:
         if header.encryption != ENCRYPTION:
             raise self._unknown(f"encryption={header.encryption}")
         if header.key_id is None or len(salt) != SALT_BYTES:
             raise self._damaged("its header cannot be read")
         key = self._find_key(header.key_id)
-        if key_check_of(key) != header.key_check:
+        if key_check(key) != header.key_check:
             raise KeyUnavailableError(
                 f"another key has the id of the encryption key: key_id={key.id} {self._where}",
                 hint="each key needs an id of its own: give the old key its id back",
             )
         place = self._place if version > 1 else place_of_version_1(self._place)
-        return _cipher(key, salt, start, place, version)
+        return FrameCipher(key, salt, start, place, version)
 
     def _frame_bytes(self, view: memoryview) -> int:
         """Return how many bytes follow the head of the next frame."""
@@ -302,7 +291,7 @@ class StreamDecoder:
             raise self._damaged("a frame has another size")
         return data
 
-    def _decrypt(self, cipher: _Cipher, head: bytes, data: bytes) -> bytes:
+    def _decrypt(self, cipher: FrameCipher, head: bytes, data: bytes) -> bytes:
         try:
             return cipher.decrypt(self._number, data, head)
         except ValueError as exc:
@@ -320,15 +309,6 @@ class StreamDecoder:
 def place_of_version_1(place: str) -> str:
     """Return what a stream of version 1 was bound to, of the place that it would have today."""
     return "/".join(place.rsplit("/", 2)[-2:])
-
-
-def _cipher(key: EncryptionKey, salt: bytes, start: bytes, place: str, version: int) -> _Cipher:
-    with explained_missing_cryptography():
-        from statekeep.backends.frame_cipher import (  # noqa: PLC0415  # it needs the package
-            FrameCipher,
-        )
-
-    return FrameCipher(key, salt, start, place, version)
 
 
 def _zstd() -> ZstdCodec:

@@ -29,9 +29,9 @@ from statekeep.backends.blob.settings import DEFAULTS_PREFIX, BlobSettings
 from statekeep.backends.encryption_keys import (
     KeyProvider,
     is_before_end_of,
-    key_check_of,
     load_key_provider,
 )
+from statekeep.backends.frame_cipher import key_check
 from statekeep.backends.optional_powers import Encryption, SnapshotNode
 from statekeep.backends.storage.factory import ManagerFactory, StorageBackendFactory
 from statekeep.backends.storage.names import TaskPrefix
@@ -45,7 +45,7 @@ def _random_salt() -> bytes:
 
 
 def _current_check(keys: KeyProvider) -> str:
-    return key_check_of(keys.current())
+    return key_check(keys.current())
 
 
 class BlobBackendFactory(StorageBackendFactory):

@@ -28,7 +28,7 @@ from statekeep.backends.blob_store import (
     BlobMetadata,
     BlobStoreManager,
 )
-from statekeep.backends.encryption_keys import key_check_of
+from statekeep.backends.frame_cipher import key_check
 from statekeep.backends.optional_powers import SnapshotNode
 from statekeep.backends.storage.names import TaskPrefix
 from statekeep.checkpoint.checkpoints import Marker, StoreName, VersionId
@@ -139,7 +139,7 @@ class IndexBlobs:
             place = index_place(f"{prefix}{uid}-")
             data = await self._executor.run(self._codec.encode, data, encoding, place)
         if encoding.key is not None:
-            check = key_check_of(encoding.key)
+            check = key_check(encoding.key)
         name = index_blob_name(prefix, uid, data, check)
         stamped = BlobMetadata(
             task=metadata.task,
