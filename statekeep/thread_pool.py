@@ -20,16 +20,18 @@ class ThreadPool:
 
     Those of `concurrent.futures` cannot be left behind: the interpreter waits for them at its end,
     and a call into a dead file system never returns. At its end it waits for these too, by
-    `join`, unless `leave` was called or they are not awaited. `submit`, `join` and `leave` are for one thread at a time.
+    `join`, unless `leave` was called. `submit`, `join` and `leave` are for one thread at a time.
     """
 
-    def __init__(self, max_threads: int, name: str, *, is_awaited: bool = True) -> None:
+    def __init__(self, max_threads: int, name: str, *, end_wait_s: float | None = None) -> None:
         """Make an empty pool.
 
         Args:
             max_threads: Calls beyond so many wait for their turn.
             name: Begins the name of every thread.
-            is_awaited: Whether the interpreter waits for its calls at its end.
+            end_wait_s: How long the interpreter waits at its end for the calls under way, and then for
+                none; None for as long as they take. Without any wait, a call of foreign code that
+                returns while the interpreter ends can abort the process.
         """
         self._max_threads = max_threads
         self._name = name
@@ -37,10 +39,15 @@ class ThreadPool:
         self._waiting: SimpleQueue[_Work | None] = SimpleQueue()
         self._load = 0
         """Calls that have not ended."""
-        self._counting = threading.Lock()
+        self._counting = threading.Condition()
         self._has_ended = False
-        if is_awaited:
-            atexit.register(self.join)
+        self._end_wait_s = end_wait_s
+        atexit.register(self.join if end_wait_s is None else self._await_calls)
+
+    @property
+    def load(self) -> int:
+        """Calls that were submitted and have not ended."""
+        return self._load
 
     def submit(self, call: Callable[[], T]) -> "Future[T]":
         """Have a call run on a thread of the pool; a cancelled future's call never begins.
@@ -87,12 +94,17 @@ class ThreadPool:
         self._waiting.put(None)
         atexit.unregister(self.join)
 
+    def _await_calls(self) -> None:
+        with self._counting:
+            self._counting.wait_for(lambda: not self._load, self._end_wait_s)
+
     def _serve(self) -> None:
         while (work := self._waiting.get()) is not None:
             if work.future.set_running_or_notify_cancel():
                 _run(work)
             with self._counting:
                 self._load -= 1
+                self._counting.notify_all()
             del work  # or its result would stay in memory until the next one comes
         self._waiting.put(None)  # for the next thread, so that no count of them can be wrong
 

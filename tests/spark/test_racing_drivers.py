@@ -33,7 +33,8 @@ def test_of_eight_drivers_that_start_at_once_one_goes_on_and_the_others_are_fenc
         driver.tell()
     assert wait_until(lambda: sum(driver.has_ended() for driver in drivers) == DRIVERS - 1, 200)
     stream.add_batches(2)
-    assert wait_until((stream.location / "commits" / "4").exists, 200)
+    is_committed = wait_until((stream.location / "commits" / "4").exists, 200)
+    assert is_committed, [driver.hear() for driver in drivers if driver.has_ended()]
     (winner,) = [driver for driver in drivers if not driver.has_ended()]
     losers = [driver for driver in drivers if driver is not winner]
     winner.tell()

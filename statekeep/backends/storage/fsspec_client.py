@@ -135,7 +135,7 @@ class FsspecClient(FileClient):
     @override
     def list_folders(self, prefix: str) -> Sequence[str]:
         directory = self._directory(prefix)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             return _folders(self._entries(directory), directory)
         return []
 

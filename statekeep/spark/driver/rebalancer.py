@@ -160,7 +160,7 @@ class Rebalancer:
         Also where the jobs of the batches were given up: see `give_up_end`.
         """
         self.give_up_move()
-        self._ending = ending = self.placement.apart(f"end-{self.placement.tag}")
+        self._ending = ending = self.placement.apart(_end_tag(self.placement.tag))
         ending.run(function)
         if self._has_fetched:
             fresh = ending.anew(min(ending.tasks, slot_count(self._spark, ending.tasks)))
@@ -345,6 +345,11 @@ def assigned(
     return [tuple(slot) for slot in slots]
 
 
+def _end_tag(tag: str) -> str:
+    """Return the tag of what `Rebalancer.run_on_all` runs: it is not given up with the batches."""
+    return f"end-{tag}"
+
+
 _POLL_S: Final = 1.0
 _DRIVER_ALONE: Final = 1
 _IDLE_POLLS: Final = 3
@@ -371,14 +376,14 @@ class StallGuard:
 
         Args:
             spark: The session.
-            tag: Carried by every Spark job of a batch, and by no other.
+            tag: Carried by every Spark job of a batch, and by no other; that of `Rebalancer`.
             clock: For polling.
             on_change: Called when executors have come or gone: whether no batch waits for one of those
                 that are gone. If one might, called again once none does.
         """
         self._on_change = on_change
         self._context = spark.sparkContext
-        self._tag = tag
+        self._tags = (tag, _end_tag(tag))
         self._clock = clock
         self._executors = self._alive()
         self._idle_polls: dict[int, int] = {}
@@ -420,13 +425,18 @@ class StallGuard:
             self._is_suspicious = False
         elif stalled:
             logger.warning("Spark jobs that wait for a lost executor run again: jobs=%s", stalled)
-            self._context.cancelJobsWithTag(self._tag)
+            for tag in self._tags:
+                self._context.cancelJobsWithTag(tag)
             self._idle_polls.clear()
 
     def _stalled_jobs(self) -> list[int] | None:
-        """Return the jobs of which nothing has run for some polls; None when none of a batch is active."""
+        """Return the jobs of which nothing has run for some polls; None when none is active.
+
+        Those of a batch, and the one of the end, which has to reach each executor.
+        """
         java: Any = self._context._jsc  # noqa: SLF001 - Python does not look jobs up by their tag
-        tagged = java.sc().statusTracker().getJobIdsForTag(self._tag)
+        tracker = java.sc().statusTracker()
+        tagged = [job for tag in self._tags for job in tracker.getJobIdsForTag(tag)]
         active = set(self._context.statusTracker().getActiveJobsIds()).intersection(tagged)
         if not active:
             return None

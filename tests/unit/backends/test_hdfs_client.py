@@ -14,6 +14,7 @@ import pytest
 from fake_hdfs_kit import FakeHdfs
 from typing_extensions import override
 
+from statekeep.backends.storage.hdfs import blocking
 from statekeep.backends.storage.hdfs import client as hdfs_client
 from statekeep.backends.storage.hdfs.client import SOCKET_TIMEOUT_OPTION, HdfsClient
 from statekeep.testing.executor import SerialExecutor
@@ -83,6 +84,16 @@ class LosesConnections(socketserver.BaseRequestHandler):
                 pass
 
 
+class HoldsConnections(socketserver.BaseRequestHandler):
+    """A NameNode that does not answer, until its connections are lost."""
+
+    let_go = threading.Event()
+
+    @override
+    def handle(self) -> None:
+        self.let_go.wait()
+
+
 _ASK_MUCH = """
 import asyncio, sys
 from statekeep.backends.storage.hdfs.client import HdfsClient
@@ -115,6 +126,70 @@ def test_connections_that_are_lost_with_calls_under_way_do_not_stop_the_process(
         done = subprocess.run(command, timeout=60, check=True, capture_output=True, text=True)
         server.shutdown()
     assert done.stdout == "all ended\n"
+
+
+_END_WITH_CALLS = """
+import asyncio, sys
+from statekeep.backends.awaiting import run_all
+from statekeep.backends.storage.hdfs.client import HdfsClient
+from statekeep.testing.executor import SerialExecutor
+
+async def fail(begun):
+    while len(begun) < 8:
+        await asyncio.sleep(0)
+    raise FileNotFoundError
+
+async def ask(client, begun):
+    begun.append(client)
+    await client.size("/a")
+
+async def main():
+    client = HdfsClient(f"hdfs://127.0.0.1:{sys.argv[1]}", {})
+    await client.connect(SerialExecutor())
+    begun = []
+    await run_all([*(ask(client, begun) for _ in range(8)), fail(begun)])
+
+try:
+    asyncio.run(main())
+except FileNotFoundError:
+    print("ended", flush=True)
+    sys.exit(3)
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_process_that_ends_waits_a_moment_for_calls_that_were_left_behind() -> None:
+    """One that comes back while the interpreter ends would abort it."""
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HoldsConnections) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for _ in range(4):
+            HoldsConnections.let_go.clear()
+            command = [sys.executable, "-c", _END_WITH_CALLS, str(server.server_address[1])]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "ended\n"
+                HoldsConnections.let_go.set()
+                assert process.wait(30) == 3
+        server.shutdown()
+
+
+@pytest.mark.asyncio
+async def test_a_filesystem_whose_calls_hang_takes_no_thread_from_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(blocking, "_MOST_CALLS", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"hdfs://127.0.0.1:{silent.getsockname()[1]}"
+        client = await connected(address, {SOCKET_TIMEOUT_OPTION: "101"})
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await client.size("/a")
+        with pytest.raises(TimeoutError, match=f"calls of HDFS hang, .*: url={address} calls=2"):
+            await client.size("/a")
+        other = await connected(f"hdfs://{ABSENT[0]}", {})
+        with pytest.raises(OSError, match="refused"):
+            await other.size("/a")
 
 
 @pytest.mark.asyncio

@@ -49,7 +49,7 @@ class FakeCluster:
         return self.active
 
     def getJobIdsForTag(self, tag: str) -> list[int]:  # noqa: N802 - Spark's name
-        return {"tag": [6, 7], "other": [8]}[tag]
+        return {"tag": [6, 7], "other": [8], "end-tag": [9]}[tag]
 
     def getJobInfo(self, _job: int) -> Any:  # noqa: N802 - Spark's name
         return None
@@ -79,7 +79,17 @@ def test_after_a_loss_a_job_of_which_nothing_runs_is_cancelled(cluster: FakeClus
     cluster.alive = ["driver", "two"]
     for _ in range(3):
         guard.poll()
-    assert cluster.cancelled == ["tag"]
+    assert cluster.cancelled == ["tag", "end-tag"]
+
+
+def test_after_a_loss_the_job_of_the_end_is_cancelled_that_waits_for_the_executor(
+    cluster: FakeCluster,
+) -> None:
+    guard = guard_of(cluster)
+    cluster.alive, cluster.active = ["driver", "two"], [9]
+    for _ in range(3):
+        guard.poll()
+    assert cluster.cancelled == ["tag", "end-tag"]
 
 
 def test_with_no_executor_left_jobs_wait_for_new_ones(cluster: FakeCluster) -> None:
@@ -91,7 +101,7 @@ def test_with_no_executor_left_jobs_wait_for_new_ones(cluster: FakeCluster) -> N
     cluster.alive = ["driver", "three"]
     for _ in range(3):
         guard.poll()
-    assert cluster.cancelled == ["tag"]
+    assert cluster.cancelled == ["tag", "end-tag"]
 
 
 def test_jobs_beside_the_batches_may_wait(cluster: FakeCluster) -> None:
