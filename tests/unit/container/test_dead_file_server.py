@@ -70,10 +70,12 @@ async def test_a_container_whose_store_is_away_ends_and_names_what_hangs(
 async def test_a_container_whose_store_answers_gives_nothing_up(
     tmp_path: Path, server: FileServer, caplog: pytest.LogCaptureFixture
 ) -> None:
+    before = set(threading.enumerate())
     async with Container(config(tmp_path, shutdown_ms=30_000)) as container:
         task = await container.start_task(TASK, ["s"])
         task.store("s").put(b"k", b"1")
         await task.commit({INPUT: "1"})
     assert [r.getMessage() for r in caplog.records if r.levelname in {"WARNING", "ERROR"}] == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    assert not [t for t in threading.enumerate() if t.name.startswith("statekeep")]
+    # Threads for calls of HDFS, of other tests in this process, are those of a client, which stays.
+    assert {t for t in threading.enumerate() if t.name.startswith("statekeep")} <= before
