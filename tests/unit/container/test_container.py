@@ -157,6 +157,7 @@ async def test_a_commit_after_every_message_never_has_two_open(
 async def test_more_tasks_than_threads_commit_and_restart_together(tmp_path: Path) -> None:
     settings = config(tmp_path, job__container__commit__thread__pool__max__size="4")
     names = [f"Partition {number}" for number in range(70)]
+    before = set(threading.enumerate())
 
     async def start_and_commit(container: Container, name: str) -> None:
         task = await container.start_task(name, ["s"])
@@ -170,7 +171,8 @@ async def test_more_tasks_than_threads_commit_and_restart_together(tmp_path: Pat
         for name in names:
             task = await container.start_task(name, ["s"])
             assert task.store("s").get(b"name") == name.encode()
-        threads = [t.name for t in threading.enumerate() if t.name.startswith("statekeep")]
+        begun = set(threading.enumerate()) - before
+        threads = [t.name for t in begun if t.name.startswith("statekeep")]
         assert len([name for name in threads if name.startswith("statekeep_")]) <= 4
         assert len(threads) <= 12  # of three pools
 

@@ -77,5 +77,4 @@ async def test_a_container_whose_store_answers_gives_nothing_up(
         await task.commit({INPUT: "1"})
     assert [r.getMessage() for r in caplog.records if r.levelname in {"WARNING", "ERROR"}] == []
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    # Threads for calls of HDFS, of other tests in this process, are those of a client, which stays.
     assert {t for t in threading.enumerate() if t.name.startswith("statekeep")} <= before
